@@ -61,13 +61,13 @@ class MirrorReceiver:
         self.shards = shards
         self.copy = np.zeros(shards[-1][-1].stop, np.float32) if copy is None else copy
 
-    def part(self, fragment: int, shard: int = 0) -> np.ndarray:
+    def shard(self, fragment: int, shard: int = 0) -> np.ndarray:
         """The live copy of a shard."""
         return self.copy[self.shards[fragment][shard]]
 
     def receive(self, payload: np.ndarray, fragment: int = 0, shard: int = 0) -> int:
         """Apply the payload of a shard and return its number of entries. PayloadError if it is damaged."""
-        return update(payload, self.part(fragment, shard))
+        return update(payload, self.shard(fragment, shard))
 
 
 class MirrorSender(MirrorReceiver):

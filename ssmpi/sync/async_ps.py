@@ -27,9 +27,9 @@ from ssmpi.sync.base import SYNC_PS, Synchronizer
 from ssmpi.sync.codecs import codec_of, expected_bytes, pull_codec_of
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.options import DENSE, RoundOptions
-from ssmpi.sync.parts import shards
 from ssmpi.sync.push_pull import PushPull
 from ssmpi.sync.pushes import HEAD, PendingGradients
+from ssmpi.sync.shards import shards
 
 
 @dataclass(frozen=True)

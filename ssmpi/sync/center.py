@@ -15,8 +15,8 @@ from ssmpi.comm.waiting import wait, wait_all
 from ssmpi.sync.center_shard import EXCHANGE, FETCH, START, THREADS
 from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.parts import shards
 from ssmpi.sync.round_context import RoundContext
+from ssmpi.sync.shards import shards
 
 
 class CenterExchange(Exchange):
@@ -27,7 +27,7 @@ class CenterExchange(Exchange):
     def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
         super().__init__(options, weights, context)
         self.thread, self._servers = thread, context.sync_ps
-        self.parts = shards(weights.size, len(self.fragments), len(self._servers))
+        self.shards = shards(weights.size, len(self.fragments), len(self._servers))
         self._reply = np.empty_like(weights)
         if thread == 0 and context.replicas.rank == 0:
             self._start()
@@ -40,9 +40,9 @@ class CenterExchange(Exchange):
 
     def model(self) -> np.ndarray:
         """The center, after every trainer's last round and before anybody's next."""
-        wait(self.context.replicas.ibarrier(), self.context.waiting, "the other trainers' last round")
+        self._meet("the other trainers' last round")
         center = self.fetch()
-        wait(self.context.replicas.ibarrier(), self.context.waiting, "the other trainers (to fetch the center)")
+        self._meet("the other trainers (to fetch the center)")
         return center
 
     def restart(self) -> None:
@@ -50,7 +50,7 @@ class CenterExchange(Exchange):
         if self.context.replicas.rank == 0:
             self._start()
             self.fetch()
-        wait(self.context.replicas.ibarrier(), self.context.waiting, "the other trainers (to end their warm-up)")
+        self._meet("the other trainers (to end their warm-up)")
 
     def recenter(self, servers: Collection[int], center: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
         """The first trainer sends the initial values; the others wait until they have arrived."""
@@ -60,7 +60,7 @@ class CenterExchange(Exchange):
                 self._send(START, {index: shard for index, shard in own if index in servers})
             self.remember(servers, saved)
             self.fetch()
-        wait(self.context.replicas.ibarrier(), self.context.waiting, "the other trainers (to restore lost state)")
+        self._meet("the other trainers (to restore lost state)")
 
     def remember(self, servers: Collection[int], saved: Mapping[str, np.ndarray]) -> None:
         """Restore the saved optimizer state of those sync PSs, if they have any."""
@@ -98,8 +98,8 @@ class CenterExchange(Exchange):
 
     def call_for_payloads(self, fragment: int, messages: list[np.ndarray]) -> list[np.ndarray]:
         """As ``ask``, for an exchange where each sync PS answers with a codec's payload."""
-        center, parts = self.context.center, self.parts[fragment]
-        buffers = [np.empty(compress.most_bytes(part.stop - part.start), np.uint8) for part in parts]
+        center, shards = self.context.center, self.shards[fragment]
+        buffers = [np.empty(compress.most_bytes(part.stop - part.start), np.uint8) for part in shards]
         replies = [center.irecv_some(into, r, self.thread) for r, into in zip(self._servers, buffers, strict=True)]
         self._send(EXCHANGE, dict(enumerate(messages)))
         wait_all(replies, self.context.waiting, "the sync PSs")
@@ -110,7 +110,7 @@ class CenterExchange(Exchange):
 
     def shards_of(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
         """A fragment of a vector (parameters,) by sync PS, without copies."""
-        return [vector[part] for part in self.parts[fragment]]
+        return [vector[part] for part in self.shards[fragment]]
 
     def _send(self, kind: int, messages: Mapping[int, np.ndarray]) -> None:
         """Send some sync PSs, by index, a message each."""
@@ -121,3 +121,6 @@ class CenterExchange(Exchange):
     def _start(self) -> None:
         for fragment in range(len(self.fragments)):
             self._send(START, dict(enumerate(self.shards_of(self.weights, fragment))))
+
+    def _meet(self, whom: str) -> None:
+        wait(self.context.replicas.ibarrier(), self.context.waiting, whom)

@@ -19,7 +19,7 @@ from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.comm.shared_memory import placed
-from ssmpi.sync.parts import packed
+from ssmpi.sync.shards import packed
 
 EXCHANGE, FETCH, START, STATE, MAP, APPLIED = range(6)  # kinds of message; the asking thread's number tags a reply
 THREADS = 1000
@@ -39,7 +39,7 @@ MakeStep = Callable[[np.ndarray], Step]  # the step of a sync PS's optimizer, fo
 
 
 class Center(ABC):
-    """A sync PS's shard of every fragment, float32 each: ``parts`` of one ``vector`` in ``memory``. ``handle`` is the
+    """A sync PS's shard of every fragment, float32 each: ``slices`` of one ``vector`` in ``memory``. ``handle`` is the
     handler of ``Service.serve``.
     """
 
@@ -126,9 +126,9 @@ class Center(ABC):
 
     def allocate(self) -> None:
         """Allocate the shards: with the initial values from the first trainer, or as an earlier process left them."""
-        self.parts = packed([[slice(0, values.size)] for values in self._initial])
+        self.slices = packed([[slice(0, values.size)] for values in self._initial])
         self.vector, self._initial = placed(self._memory, np.concatenate(self._initial)), []
-        self.shards = [self.vector[part] for (part,) in self.parts]
+        self.shards = [self.vector[part] for (part,) in self.slices]
         self.largest = max(shard.size for shard in self.shards)
         if self._memory.address:
             self._lock = SharedLock(os.dup(self._memory.file))

@@ -91,7 +91,7 @@ class MappedCenter(CenterExchange):
             return []  # on another host, or in another container: use messages
 
     def _mapped_shard(self, server: int, address: bytes) -> MappedShard:
-        replica = [self.weights[parts[server]] for parts in self.parts]
+        replica = [self.weights[parts[server]] for parts in self.shards]
         sizes = [part.size for part in replica]
         center = attach(address, 4 * sum(sizes)).view(np.float32)
         return MappedShard(SharedLock.at(address), np.split(center, np.cumsum(sizes)[:-1]), replica)
@@ -104,7 +104,7 @@ class MirroredCenter(CenterExchange):
         super().__init__(options, weights, context, thread)
         compress.compile_kernels(options.codec)
         seed = context.replicas.rank, thread
-        self._mirrors = ReplicaMirrors(options, self.parts, context.local.replica.layers, seed)
+        self._mirrors = ReplicaMirrors(options, self.shards, context.local.replica.layers, seed)
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center as mirrored; the snapshot becomes the old replica."""
@@ -151,7 +151,7 @@ class ElasticCenter(Center):
             return super().answer(fragment, client, payload)
         if client not in self._clients:
             place = self._service.rank, *client
-            self._clients[client] = ClientMirrors(self._options, self.parts, place, self._difference)
+            self._clients[client] = ClientMirrors(self._options, self.slices, place, self._difference)
         alpha = self._options.alpha
         return self.buffer_of(self._clients[client].exchange(fragment, payload, self.vector, alpha))
 

@@ -31,7 +31,7 @@ from ssmpi.sync.codecs import codec_of, expected_bytes
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import merge_difference
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.parts import shards
+from ssmpi.sync.shards import shards
 
 PASSES = 1.3  # nanoseconds of a core for an entry, of both ends' moves, besides codecs: 'ssmpi bench compression'
 
@@ -87,7 +87,7 @@ class ClientMirrors:
             self.center.renew(fragment)
         self.replica.receive(payload, fragment)
         (answer,) = self.center.send(center, fragment)
-        sent, replica = self.center.part(fragment), self.replica.part(fragment)
+        sent, replica = self.center.shard(fragment), self.replica.shard(fragment)
         merge_difference(center[self.center.shards[fragment][0]], replica, sent, alpha)
         pull_together(sent, replica, alpha)
         return answer

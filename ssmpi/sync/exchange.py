@@ -16,8 +16,8 @@ from numba import njit
 from ssmpi.comm.shared_memory import placed
 from ssmpi.sync.in_place import Replicas
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.parts import cut
 from ssmpi.sync.round_context import RoundContext
+from ssmpi.sync.shards import cut
 
 MEASURE_SECONDS = 2.0  # how often a round also measures how far the replica is from its reference
 

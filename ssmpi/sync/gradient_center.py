@@ -81,7 +81,7 @@ class GradientCenter(Center):
 
     def _mirror(self, client: tuple[int, int]) -> MirrorSender:
         if client not in self._mirrors:
-            codecs = ShardCodecs(pull_codec_of(self._options), self.parts, seed=(self._service.rank, *client))
+            codecs = ShardCodecs(pull_codec_of(self._options), self.slices, seed=(self._service.rank, *client))
             self._mirrors[client] = MirrorSender(codecs, scratch=self._sum)  # free again once the step is taken
         return self._mirrors[client]
 

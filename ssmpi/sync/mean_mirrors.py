@@ -28,7 +28,7 @@ from ssmpi.sync.codecs import codec_of, expected_bytes
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import merge_difference
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.parts import packed, shards
+from ssmpi.sync.shards import packed, shards
 
 WEIGHT = 4  # bytes of a message to an owner before its payload: whether its sender trains, float32
 
@@ -73,7 +73,7 @@ class MeanMirrors:
         target[:] = 0.0
         for counts, replica in zip(active, self.replicas, strict=True):
             if counts:
-                target += replica.part(fragment)
+                target += replica.shard(fragment)
         target /= np.float32(sum(active))
         target += self.pending[part]
         (payload,) = self._own_mean.send(self._target, fragment)
@@ -94,7 +94,7 @@ class MeanMirrors:
         own, span = self.mean.copy[parts[self.rank]], slice(parts[0].start, parts[-1].stop)
         for trainer, replica in enumerate(self.replicas):
             if trainer != self.rank:
-                mirrored = replica.part(fragment)
+                mirrored = replica.shard(fragment)
                 merge_difference(mirrored, own, mirrored, alpha)
         mean, mirrored = self.mean.copy[span], self.replica.copy[span]
         reference = self._target[span]  # already stored in replica_was

@@ -37,7 +37,7 @@ class PushPull(CenterExchange):
             compress.compile_kernels(options.codec)
         if options.pull_codec != DENSE:
             compress.compile_kernels(options.pull_codec)
-            self._pulled = MirrorReceiver(self.parts)
+            self._pulled = MirrorReceiver(self.shards)
             self.fetch()
         if thread == 0:
             self._compare_pushes()
@@ -57,7 +57,7 @@ class PushPull(CenterExchange):
         local = self.context.local
         name, seed = f"codec of thread {thread}", (self.context.replicas.rank, thread)
         return ShardCodecs(
-            codec_of(self.options), self.parts, local.replica.layers, seed,
+            codec_of(self.options), self.shards, local.replica.layers, seed,
             lambda numbers: local.memory.array(name, (numbers,), np.float64),
         )  # fmt: skip
 

@@ -72,15 +72,15 @@ def ends(after_call):
 
     def moved(own, part, *_):
         fragment, theirs = own.center.shards.index([part]), found.center._clients[own.who]
-        found.same(own.replica.copy[part], theirs.replica.part(fragment))
-        found.same(own.center.copy[part], theirs.center.part(fragment))
+        found.same(own.replica.copy[part], theirs.replica.shard(fragment))
+        found.same(own.center.copy[part], theirs.center.shard(fragment))
 
     def pulled(own, _, fragment, *__):
         if hasattr(own, "who"):
-            found.same(own.part(fragment), found.center._mirrors[own.who].part(fragment))
+            found.same(own.shard(fragment), found.center._mirrors[own.who].shard(fragment))
 
     def heard(owner, trainer, _, fragment):
-        found.same(owner.replicas[trainer].part(fragment), found.trainers[trainer].replica.part(fragment, owner.rank))
+        found.same(owner.replicas[trainer].shard(fragment), found.trainers[trainer].replica.shard(fragment, owner.rank))
 
     def learned(own, owner, _, fragment):
         part = own.shards[fragment][owner]

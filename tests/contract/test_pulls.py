@@ -85,7 +85,7 @@ def test_no_more_is_pulled_than_was_pushed():
     """What the plan says of pulls that drop nothing: the entries that pushes of four threads may have changed."""
     chosen = options("async_ps", "fixed_rate", codec="threshold:0.99", pull_codec="threshold:0", life_span=1)
     found = sync.ALGORITHMS["async_ps"].cost(chosen, TWO, PARAMETERS).sent[Link.CENTER_PULL]
-    sizes = [part.stop - part.start for part in sync.parts.shards(PARAMETERS, 1, 2)[0]]
+    sizes = [part.stop - part.start for part in sync.shards.shards(PARAMETERS, 1, 2)[0]]
     kind = compress.CODECS["threshold"]
     assert found == sum(kind.expected_bytes(compress.CodecOptions(0.96), size) for size in sizes)
 

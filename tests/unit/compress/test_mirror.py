@@ -22,8 +22,8 @@ from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
 from ssmpi.sync.ma import MA
 from ssmpi.sync.mean_mirrors import MeanMirrors
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.parts import packed
 from ssmpi.sync.sharded_mean import ShardedMean
+from ssmpi.sync.shards import packed
 
 
 def ends(text, size=SIZE, life_span=1000):
@@ -186,7 +186,7 @@ def test_owners_and_trainers_hold_the_same(text):
         for own in trainers:
             same(own.mean.copy, trainers[0].mean.copy)
             for k, other in enumerate(trainers):
-                same(own.replicas[k].part(0), other.replica.part(0, own.rank))
+                same(own.replicas[k].shard(0), other.replica.shard(0, own.rank))
 
 
 class Allocated:
