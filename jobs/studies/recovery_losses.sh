@@ -46,7 +46,7 @@ case $what in
     done
     python -P - "$out"/accuracy-*/recovery.json <<'END' # one line through the runs of all tables
 import json, sys
-from ssmpi.bench.recovery.picture import slope
+from ssmpi.bench.recovery.table import slope
 points = [point for path in sys.argv[1:] for point in json.load(open(path))["points"]]
 line = slope([(point["seed"], point["pls"], point["relative_ne"]) for point in points])
 print(f"{len(points)} runs: {10 * line.mean:+.3f} +- {10 * line.error:.3f} % for each 0.1 of PLS")

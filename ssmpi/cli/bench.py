@@ -43,7 +43,7 @@ def throughput(arguments: argparse.Namespace) -> int:
 
 def cluster(arguments: argparse.Namespace) -> int:
     """``ssmpi bench cluster``."""
-    from ssmpi.bench.cluster import cluster as bench
+    from ssmpi.bench import cluster as bench
 
     words = arguments.overrides
     run_file = run_file_of(words)

@@ -4,18 +4,16 @@ import json
 import math
 
 import pytest
-from ranks import ssmpi, with_plots
+from ranks import ssmpi
 
 from ssmpi.bench.harness.machine import cores
 from ssmpi.bench.throughput.contenders import grid
 
-PNG = b"\x89PNG"
-
 
 @pytest.mark.timeout(630)  # it starts eight jobs, one after the other
-def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_picture(tmp_path):
+def test_the_short_benchmark_measures_every_contender_and_leaves_json_and_table(tmp_path):
     words = ("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path)
-    finished = ssmpi(*words, timeout=600, environ=with_plots()).check()
+    finished = ssmpi(*words, timeout=600).check()
     report = json.loads((tmp_path / "throughput.json").read_text())
 
     wanted = {contender.name: contender for contender in grid([128], cores(), short=True)}
@@ -51,13 +49,8 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     else:
         assert 0 <= gil["holding"] <= 2 * gil["samples"], gil
     assert "mpi_library" in report["header"]
-    assert any(target["what"].startswith("whole loop / bare dense step") for target in report["targets"])
-    assert all(target["met"] is None for target in report["targets"])  # one window each judges nothing
-    assert "no verdicts" in finished.out
-    assert "NOT met" not in finished.out
 
     assert (tmp_path / "throughput.txt").read_text() == finished.out
-    assert (tmp_path / "throughput.png").read_bytes().startswith(PNG)
 
 
 def test_a_job_that_fails_ends_the_benchmark_with_its_own_words(tmp_path, small_data):

@@ -97,10 +97,9 @@ class Jobs:
         settings = (*QUIET, *overrides, f"run.folder={run_folder}")
         Task(str(self.run_file), settings, timing, probe, self.emulation, shares).write(task_file)
         line = self.start.line(ranks, "-m", "ssmpi.bench.harness.rank", str(task_file))
-        said = finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total, self.start.variables)
+        finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total, self.start.variables)
         found = together([json.loads(path.read_text("utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))])
         found["servers"] = {path.stem: json.loads(path.read_text("utf-8")) for path in run_folder.glob("*_ps-*.json")}
-        found["warned"] = "over-subscribed" in said
         return found
 
     def mpi(self) -> dict[str, str]:
@@ -110,7 +109,7 @@ class Jobs:
         return {name: value for name, value in found.items() if name.startswith("mpi_")}
 
 
-def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[str, str]) -> str:
+def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[str, str]) -> None:
     """Run a command to its end, with its output in a file; if it fails or is interrupted, all its processes are
     ended.
     """
@@ -131,7 +130,6 @@ def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[s
     if code != 0:
         how = f"was not done after {seconds:.0f} s" if code is None else f"ended with {code}"
         raise PeerError(f"a measured job {how}: {' '.join(line)}\n{text.strip()[-4000:]}")
-    return text
 
 
 @contextlib.contextmanager

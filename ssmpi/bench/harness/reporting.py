@@ -1,4 +1,4 @@
-"""Selecting, printing, writing and drawing for all benchmarks."""
+"""Selecting, printing and writing for all benchmarks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import dataclasses
 import fnmatch
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssmpi.files import atomic_file
-from ssmpi.files.log import log
 from ssmpi.metrics import results
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from _typeshed import DataclassInstance
-    from matplotlib.figure import Figure
 
 Report = Mapping[str, Any]  # the content of the JSON file
 
@@ -40,34 +36,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def publish(target: Path, report: Report, text: str, draw: Callable[[Report, Path], Path | None]) -> Path:
-    """Write JSON to ``target``, with null for what is not finite, and text and picture beside it; print the text."""
+def publish(target: Path, report: Report, text: str) -> Path:
+    """Write JSON to ``target``, with null for what is not finite, and the text beside it; print the text."""
     atomic_file.write(target, json.dumps(results.plain(report), indent=1) + "\n")
     atomic_file.write(target.with_suffix(".txt"), text + "\n")
     print(text)
-    files = [target, target.with_suffix(".txt"), draw(report, target.with_suffix(".png"))]
-    say(f"in {target.parent}: {', '.join(file.name for file in files if file)}")
-    return target
-
-
-def pyplot() -> ModuleType | None:
-    """Matplotlib's ``pyplot``, for files only; None, with a message, if it is not installed."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        log.info("no plot: pip install 'ssmpi[plots]' to have one")
-        return None
-    return plt
-
-
-def save(figure: Figure, target: Path) -> Path:
-    """Write a figure of ``pyplot`` and close it."""
-    import matplotlib.pyplot as plt
-
-    with atomic_file.whole(target) as beside:
-        figure.savefig(beside, dpi=110, format="png")
-    plt.close(figure)
+    say(f"in {target.parent}: {target.name}, {target.with_suffix('.txt').name}")
     return target

@@ -11,7 +11,7 @@ from ssmpi.bench.harness.windows import Readings, spent, spent_by_window
 
 class Visit(TypedDict):
     """Examples per second by window; CPU seconds by part and of the host; memory by process at start and end; rounds of
-    a trainer; all over ``seconds``. ``warned``: of too many threads.
+    a trainer; all over ``seconds``.
     """
 
     eps: list[float]
@@ -20,7 +20,6 @@ class Visit(TypedDict):
     host: Readings
     rss: dict[str, list[float]]
     rounds: float
-    warned: NotRequired[bool]
 
 
 class TrainerResult(Visit):

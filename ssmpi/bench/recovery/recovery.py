@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
-from ssmpi.bench.recovery import picture, render
+from ssmpi.bench.recovery import table
 from ssmpi.checkpoint.arena_writer import free_memory
 from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError, SettingsError
@@ -76,7 +76,7 @@ def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequenc
     outcomes = [run(base, given, options, strategy, seed, trials) for seed in options.seeds for strategy in found]
     rows = [row(strategy, given, options.at_once, outcomes) for strategy in found[1:]]
     points = points_of(found[1:], outcomes)
-    slopes = picture.slopes(points)
+    slopes = table.slopes(points)
     report = {
         "header": machine.describe(),
         "options": plain(options),
@@ -91,12 +91,12 @@ def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequenc
         "slopes": {name: results.plain(dataclasses.asdict(slope)) for name, slope in slopes.items()},
     }
     sections = [
-        render.table(given, options.at_once, rows, options.shape),
-        render.against(VANILLA, rows),
-        render.fits(slopes),
+        table.table(given, options.at_once, rows, options.shape),
+        table.against(VANILLA, rows),
+        table.fits(slopes),
     ]
     text = "\n\n".join(filter(None, sections))
-    return publish(options.folder / RESULT, report, text, picture.draw)
+    return publish(options.folder / RESULT, report, text)
 
 
 def checked(options: EmulationOptions, config: Config) -> RecoveryInputs:
@@ -183,12 +183,12 @@ def row(
     }
 
 
-def points_of(found: Sequence[SavingStrategy], outcomes: Sequence[EmulationResult]) -> list[picture.QualityPoint]:
+def points_of(found: Sequence[SavingStrategy], outcomes: Sequence[EmulationResult]) -> list[table.QualityPoint]:
     """The runs with losses that do not repeat any training."""
     without = {outcome.seed: outcome.ne for outcome in outcomes if outcome.strategy == NO_LOSS}
     partial = {strategy.name: not strategy.tracker for strategy in found if not strategy.full}
     return [
-        picture.QualityPoint(o.strategy, o.seed, partial[o.strategy], o.pls, o.updates_lost, o.ne / without[o.seed] - 1)
+        table.QualityPoint(o.strategy, o.seed, partial[o.strategy], o.pls, o.updates_lost, o.ne / without[o.seed] - 1)
         for o in outcomes
         if o.strategy in partial and o.losses
     ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ssmpi.bench.throughput.alternation import Ratio
-from ssmpi.bench.throughput.contenders import SSMPI
-from ssmpi.bench.throughput.frontier import AS_SHIPPED, WORTH, Frontier, FrontierPoint, cost_of_a_round
+from ssmpi.bench.throughput.contenders import SSMPI, Contender
+from ssmpi.bench.throughput.turns import AS_SHIPPED, WORTH, Frontier, FrontierPoint, Ratio, cost_of_a_round
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -17,8 +15,6 @@ def table(report: Mapping[str, Any]) -> str:
     if report["contenders"]:
         parts.append(contenders(report["contenders"]))
     parts += [SECTIONS[name](found) for name, found in report["sections"].items()]
-    if report["targets"]:
-        parts.append(targets(report["targets"]))
     return "\n\n".join(parts)
 
 
@@ -50,11 +46,13 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 def contenders(found: Mapping[str, Any]) -> str:
     """Examples per second, median and best quarter, and cores used by part."""
-    heads = "examples per second;median;best quarter;windows;per core-s;cores: trainers;shadow;servers;others"
+    heads = "examples per second;median;best quarter;windows;ssmpi over it;per core-s;"
+    heads += "cores: trainers;shadow;servers;others"
     rows: list[tuple[str, ...]] = [tuple(heads.split(";"))]
     ordered = sorted(found.items(), key=lambda item: (item[1]["batch"], item[1]["precision"] != "fp32"))
-    rows += [(name, *contender(figures)) for name, figures in ordered]
+    rows += [(name, *contender(figures, over(figures, found))) for name, figures in ordered]
     notes = (
+        "ssmpi over it: the median of one trainer with as many threads, over this one's.",
         "ssmpi AxB: A trainers of B threads, 1 embedding PS, 1 sync PS for easgd; it reads its rows from shards, the",
         (
             "others have theirs in memory and are not charged for that. cores: CPU seconds per second; others: other"
@@ -64,7 +62,15 @@ def contenders(found: Mapping[str, Any]) -> str:
     return "\n".join([grid(rows), *notes])
 
 
-def contender(figures: Mapping[str, Any]) -> tuple[str, ...]:
+def over(figures: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """The examples per second of ssmpi with as many threads, relative to those of another program."""
+    same = Contender(SSMPI, figures["batch"], figures["threads"], figures["precision"]).name
+    if figures["kind"] == SSMPI or same not in found:
+        return "-"
+    return f"{found[same]['median'] / figures['median']:.2f}" if figures["median"] else "-"
+
+
+def contender(figures: Mapping[str, Any], ratio: str) -> tuple[str, ...]:
     """One contender's row."""
     cores = figures["cores"]
     trainers = sum(cores.get(part, 0.0) for part in ("process", "workers", "supervision"))
@@ -73,6 +79,7 @@ def contender(figures: Mapping[str, Any]) -> tuple[str, ...]:
         f"{figures['median']:,.0f}",
         f"{figures['best_quarter']:,.0f}",
         str(len(figures["windows"])),
+        ratio,
         f"{figures['per_core_second']:,.0f}",
         f"{trainers:.2f}",
         f"{cores['shadow']:.2f}" if cores.get("shadow") else "-",
@@ -188,33 +195,3 @@ SECTIONS = {
     "stages": stages, "bare": bare, "half": half, "networks": networks, "threads": threads, "priority": priority,
     "shadow": shadow, "gil": gil, "memory": memory,
 }  # fmt: skip
-
-
-def targets(found: Iterable[Mapping[str, Any]]) -> str:
-    """The targets, met or not."""
-    found = list(found)
-    judged = any(target["met"] is not None for target in found)
-    rows = [
-        ("targets" if judged else "targets (one window each: no verdicts)", "measured", "best quarter", "wanted", "")
-    ]
-    for target in found:
-        sign = "<=" if target["at_most"] else ">="
-        verdict = {True: "met", False: "NOT met", None: ""}[target["met"]]
-        note = f" ({target['note']})" if target["note"] else ""
-        rows.append(
-            (
-                target["what"] + note,
-                amount(target["measured"]),
-                amount(target["best_quarter"]),
-                f"{sign} {amount(target['wanted'])}",
-                verdict,
-            )
-        )
-    return grid(rows)
-
-
-def amount(value: float) -> str:
-    """Ratios and shares with three decimals, rates in millions."""
-    if not math.isfinite(value):
-        return "-" if math.isnan(value) else "none"
-    return f"{value / 1e6:.1f} M" if value > 1e4 else f"{value:.3f}"

@@ -9,9 +9,8 @@ from typing import Any
 
 from ssmpi.bench.harness import gil
 from ssmpi.bench.harness.windows import Timing, median
-from ssmpi.bench.throughput import frontier
-from ssmpi.bench.throughput.alternation import Harness, Ratio, in_turns
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
+from ssmpi.bench.throughput.turns import Harness, Ratio, frontiers, in_turns
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 from ssmpi.model import processor
@@ -162,7 +161,7 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "networks": networks,
     "threads": thread_gain,
     "priority": priority_cost,
-    "shadow": frontier.measure,
+    "shadow": frontiers,
     "gil": gil_share,
     "memory": memory,
 }

@@ -3,7 +3,7 @@ windows.
 
 A round visits every contender once, and each round starts with a different one, so a slow minute of the machine affects
 all alike. A visit is a separate process or MPI job: start, warm-up, a few windows. Sections follow: time by stage,
-variants in turns, the GIL, memory. The targets come last.
+variants in turns, the GIL, memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from ssmpi.bench.harness.jobs import Jobs
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.results import Visit
 from ssmpi.bench.harness.windows import Timing, summary
-from ssmpi.bench.throughput import local_contenders, picture, render, targets
-from ssmpi.bench.throughput.alternation import Harness
-from ssmpi.bench.throughput.contenders import SSMPI, Contender, grid
-from ssmpi.bench.throughput.frontier import CPU_SHARES
+from ssmpi.bench.throughput import render
+from ssmpi.bench.throughput.contenders import SSMPI, Contender, grid, in_fresh_process, visit_local
 from ssmpi.bench.throughput.sections import NOT_SHORT, SECTIONS
+from ssmpi.bench.throughput.turns import CPU_SHARES, Harness
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 
@@ -70,7 +69,7 @@ def short(options: ThroughputOptions) -> ThroughputOptions:
 
 
 def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
-    """Run the whole benchmark; prints the report and returns the JSON file. Table and plot are written beside it."""
+    """Run the whole benchmark; prints the report and returns the JSON file. The text is written beside it."""
     options.folder.mkdir(parents=True, exist_ok=True)
     cores = machine.cores()
     contenders = [c for c in grid(options.batches, cores, options.short) if chosen(c.name, options.only)]
@@ -93,11 +92,9 @@ def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequen
     report["header"] |= {
         "took_seconds": round(time.monotonic() - began),
         **jobs.mpi(),
-        **local_contenders.in_fresh_process(machine.torch_facts),
+        **in_fresh_process(machine.torch_facts),
     }
-    judged = targets.judge(report["contenders"], report["sections"], list(options.batches), cores)
-    report["targets"] = [{**dataclasses.asdict(t), "met": None if options.short else t.met} for t in judged]
-    return publish(options.folder / RESULT, report, render.table(report), picture.draw)
+    return publish(options.folder / RESULT, report, render.table(report))
 
 
 def rounds(options: ThroughputOptions, contenders: list[Contender], jobs: Jobs) -> dict[str, Any]:
@@ -120,7 +117,7 @@ def visit(contender: Contender, jobs: Jobs, timing: Timing) -> Visit:
     """One visit: examples per second by window, and the resources used."""
     if contender.kind == SSMPI:
         return jobs.run(contender.ranks, contender.overrides, timing)
-    return local_contenders.visit(contender, jobs.run_file, timing)
+    return visit_local(contender, jobs.run_file, timing)
 
 
 def figures(contender: Contender, visits: Sequence[Visit]) -> dict[str, Any]:
@@ -140,7 +137,6 @@ def figures(contender: Contender, visits: Sequence[Visit]) -> dict[str, Any]:
         "others": max(0.0, busy - sum(cores.values())),
         "rounds_per_second": sum(found.get("rounds", 0.0) for found in visits) / seconds,
         "rss": visits[-1]["rss"],
-        "warned": any(found.get("warned", False) for found in visits),
     }
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ssmpi import cli, compress
-from ssmpi.bench.cluster import cluster, scenarios
-from ssmpi.bench.cluster.scenarios import Scenario
+from ssmpi.bench import cluster
+from ssmpi.bench.cluster import Scenario
 from ssmpi.bench.harness import limited_links, virtual_hosts
 from ssmpi.bench.harness.emulation import Bucket, EmulatedStep, EmulatedTrainer, Emulation, LimitedLink
 from ssmpi.bench.harness.jobs import Task
@@ -291,11 +291,11 @@ def test_links_that_carry_anything_are_never_full():
 
 
 def test_every_shape_is_a_valid_run(tmp_path, small_data):
-    for scenario, trainers in scenarios.ordered(scenarios.SCENARIOS, [1, 20]):
+    for scenario, trainers in cluster.ordered(cluster.SCENARIOS, [1, 20]):
         config = read(tmp_path, small_data, *scenario.overrides(trainers))
         assert config.topology.size == scenario.ranks(trainers)
         assert math.isfinite(forecast.forecast(config, 0.02, LinkSpeeds(1e7, 5e6)).of(trainers).eps)
-    assert len({scenario.name for scenario in scenarios.SCENARIOS}) == len(scenarios.SCENARIOS)
+    assert len({scenario.name for scenario in cluster.SCENARIOS}) == len(cluster.SCENARIOS)
 
 
 def test_each_thread_of_a_trainer_waits_for_itself():

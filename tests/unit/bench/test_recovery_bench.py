@@ -14,7 +14,7 @@ from datasets import make_dataset
 from runs import SMALL_MODEL
 
 from ssmpi.bench.harness import data
-from ssmpi.bench.recovery import picture, recovery, render
+from ssmpi.bench.recovery import recovery, table
 from ssmpi.bench.recovery.emulation import Loss, RecoveryEmulation, SavingStrategy, schedule
 from ssmpi.bench.recovery.recovery import NO_LOSS, EmulationOptions, strategies
 from ssmpi.bench.recovery.training import Training
@@ -189,15 +189,15 @@ def test_where_access_is_even_ssu_loses_more_than_saving_all_rows(tmp_path, monk
         strategy = SavingStrategy(name, given.total_seconds / 7, tracker, 0.125 if tracker else 1.0)
         outcome = RecoveryEmulation(config, given, strategy, tmp_path / name).run(losses)
         tables.append(recovery.row(strategy, given, 1, [outcome, replace(outcome, strategy=NO_LOSS)]))
-    text = render.against("CPR-vanilla", tables)
+    text = table.against("CPR-vanilla", tables)
     share = tables[1]["updates_lost"].mean / tables[0]["updates_lost"].mean
     assert 1.2 < share < 1.875  # of rows that are picked at random: an interval and 7.5 of them, not 4
     assert f"CPR-SSU: {share:.2f} of all, {share:.2f} of the large tables', WORSE than saving all rows" in text
     tables[1]["updates_lost"] = tables[0]["updates_lost"]  # as if lookups were of small tables
-    assert ", WORSE there than saving all rows" in render.against("CPR-vanilla", tables)
+    assert ", WORSE there than saving all rows" in table.against("CPR-vanilla", tables)
     tables[1]["large_lost"] = tables[0]["large_lost"]
-    assert "WORSE" not in render.against("CPR-vanilla", tables)
-    assert render.against("CPR-vanilla", tables[:1]) == render.against("naive partial", tables) == ""
+    assert "WORSE" not in table.against("CPR-vanilla", tables)
+    assert table.against("CPR-vanilla", tables[:1]) == table.against("naive partial", tables) == ""
 
 
 def even(generator, effects, rows, dense_features=13):
@@ -270,12 +270,12 @@ def test_pls_is_as_expected_over_many_losses(tmp_path, config, monkeypatch, trac
 
 
 def test_a_line_through_the_runs():
-    exact = picture.slope([(1, 0.0, 9.0), (1, 0.1, 0.02), (2, 0.3, 0.06)])
+    exact = table.slope([(1, 0.0, 9.0), (1, 0.1, 0.02), (2, 0.3, 0.06)])
     assert (exact.mean, exact.error) == (pytest.approx(0.2), pytest.approx(0.0, abs=1e-9))
-    spread = picture.slope([(1, 1.0, 1.0), (2, 1.0, 3.0)])
+    spread = table.slope([(1, 1.0, 1.0), (2, 1.0, 3.0)])
     assert (spread.mean, spread.error) == (pytest.approx(2.0), pytest.approx(1.0))  # the mean's standard error
-    assert math.isnan(picture.slope([]).mean)
-    assert math.isnan(picture.slope([(1, 0.5, 1.0), (1, 0.6, 1.1)]).error)
+    assert math.isnan(table.slope([]).mean)
+    assert math.isnan(table.slope([(1, 0.5, 1.0), (1, 0.6, 1.1)]).error)
 
 
 def test_the_error_of_the_line_counts_the_noise_that_the_runs_of_a_seed_share():
@@ -285,7 +285,7 @@ def test_the_error_of_the_line_counts_the_noise_that_the_runs_of_a_seed_share():
         shared = generator.normal(size=10)
         of_seeds = [seed for seed in range(10) for _ in range(6)]
         points = [(seed, generator.uniform(0.5, 1), generator.normal() - shared[seed]) for seed in of_seeds]
-        found.append(picture.slope(points))
+        found.append(table.slope(points))
     assert np.std([each.mean for each in found]) == pytest.approx(np.mean([each.error for each in found]), rel=0.15)
 
 
@@ -308,7 +308,7 @@ def test_the_command_prints_a_table_and_its_numbers(tmp_path, small_data, monkey
     assert report["rows"][0]["relative_ne"] == {"mean": 0.0, "error": 0.0}
     assert len(report["outcomes"]) == 6
     assert (tmp_path / "recovery.txt").read_text() == said
-    left = {"base.toml", "recovery.json", "recovery.txt", "recovery.png", "trials.jsonl"}
+    left = {"base.toml", "recovery.json", "recovery.txt", "trials.jsonl"}
     assert {path.name for path in tmp_path.iterdir()} == left
 
 
@@ -375,5 +375,5 @@ def test_a_run_file_that_cannot_be_emulated_is_refused(tmp_path, small_data, ove
 
 
 def test_a_change_shows_its_error_where_there_is_one():
-    assert render._change(recovery.Estimate(0.00123, math.nan), 100, 3, " %") == "+0.123 %"
-    assert render._change(recovery.Estimate(-0.00123, 0.0004), 100, 3, " %") == "-0.123 ± 0.040 %"
+    assert table._change(recovery.Estimate(0.00123, math.nan), 100, 3, " %") == "+0.123 %"
+    assert table._change(recovery.Estimate(-0.00123, 0.0004), 100, 3, " %") == "-0.123 ± 0.040 %"

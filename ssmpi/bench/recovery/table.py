@@ -1,10 +1,13 @@
-"""The table of ``ssmpi bench recovery`` as text."""
+"""What the runs of ``ssmpi bench recovery`` say together: a table, and lines fitted to quality over losses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ssmpi.recovery.policy import RecoveryInputs
 from ssmpi.report.groups import Estimate
@@ -113,3 +116,40 @@ def _change(value: Estimate, scale: float, digits: int, unit: str) -> str:
     """A change with its error, if there are at least two seeds."""
     error = "" if math.isnan(value.error) else f" ± {scale * value.error:.{digits}f}"
     return f"{scale * value.mean:+.{digits}f}{error}{unit}"
+
+
+@dataclass(frozen=True)
+class QualityPoint:
+    """One run: its losses, and its NE relative to the run with the same seed and no losses. ``whole`` if it saves all
+    rows at once, so that PLS measures its losses.
+    """
+
+    strategy: str
+    seed: int
+    whole: bool
+    pls: float
+    updates_lost: float
+    relative_ne: float
+
+
+def slope(points: Sequence[tuple[int, float, float]]) -> Estimate:
+    """The least-squares line y = slope x through points of seed, x and y: CPR finds accuracy to be linear in PLS. Mean
+    and error are NaN without points besides x = 0; the error is also NaN for a single seed. It is a jackknife over
+    seeds, because the points of a seed share its run without losses.
+    """
+    seeds, x, y = np.array([point for point in points if point[1]], float).reshape(-1, 3).T
+    if not x.size:
+        return Estimate()
+    value, without = float(x @ y / (x @ x)), []
+    for seed in np.unique(seeds):
+        kept = seeds != seed
+        without.append(float(x[kept] @ y[kept] / (x[kept] @ x[kept])) if kept.any() else math.nan)
+    return Estimate(value, float(np.std(without)) * math.sqrt(len(without) - 1) if len(without) > 1 else math.nan)
+
+
+def slopes(points: Sequence[QualityPoint]) -> dict[str, Estimate]:
+    """Relative NE by PLS, for strategies that save all rows, and by the share of lost updates, for all strategies."""
+    return {
+        "pls": slope([(point.seed, point.pls, point.relative_ne) for point in points if point.whole]),
+        "updates_lost": slope([(point.seed, point.updates_lost, point.relative_ne) for point in points]),
+    }

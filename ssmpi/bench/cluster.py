@@ -11,12 +11,10 @@ import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.cluster import scenario_picture
-from ssmpi.bench.cluster.scenarios import SCENARIOS, Scenario, ordered
 from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.emulation import Emulation
 from ssmpi.bench.harness.jobs import Jobs, LauncherCommand
@@ -40,6 +38,76 @@ SMALL = (
     "dense.optimizer=sgd", "embedding.optimizer=sgd", "topology.threads=1", "embedding.transport=messages",
     "sync.transport=messages", "sync.cpu_share=1.0", "checkpoint.every_minutes=0",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``period``: iterations between foreground rounds, 0 for background rounds; ``narrow``: the embedding PSs' links
+    are limited too.
+    """
+
+    algorithm: str = "none"
+    period: int = 0
+    sync_ps: int = 0
+    embedding_ps: int = 1
+    narrow: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in tables and for ``--only``: ``FR-EASGD-5, 2 sync PSs``."""
+        if self.narrow:
+            return f"no rounds, {_count(self.embedding_ps, 'narrow embedding PS')}"
+        if self.algorithm == "none":
+            return "no rounds"
+        pace = f"FR-{self.algorithm.upper()}-{self.period}" if self.period else f"S-{self.algorithm.upper()}"
+        return pace + (f", {_count(self.sync_ps, 'sync PS')}" if self.sync_ps else "")
+
+    def overrides(self, trainers: int) -> tuple[str, ...]:
+        """The settings of this scenario, on top of the common run file."""
+        return (
+            f"topology.trainers={trainers}",
+            f"topology.sync_ps={self.sync_ps}",
+            f"topology.embedding_ps={self.embedding_ps}",
+            f"sync.algorithm={self.algorithm}",
+            f"sync.pace={'fixed_rate' if self.period else 'shadow'}",
+            f"sync.every_iterations={self.period}",
+        )
+
+    @property
+    def servers(self) -> int:
+        """The number of ranks that are not trainers."""
+        return self.sync_ps + self.embedding_ps
+
+    def ranks(self, trainers: int) -> int:
+        """The number of ranks of its MPI job."""
+        return trainers + self.servers
+
+
+SCENARIOS = (
+    Scenario(),
+    Scenario("easgd", 5, 1),
+    Scenario("easgd", 5, 2),
+    Scenario("easgd", 5, 4),
+    Scenario("easgd", 30, 1),
+    Scenario("easgd", 0, 1),
+    Scenario("easgd", 0, 2),
+    Scenario("ma"),
+    Scenario("ma", 30),
+    Scenario("bmuf"),
+    Scenario("bmuf", 30),
+    Scenario(narrow=True),
+    Scenario(embedding_ps=2, narrow=True),
+)
+
+
+def ordered(scenarios: Sequence[Scenario], counts: Sequence[int]) -> list[tuple[Scenario, int]]:
+    """All visits, ordered by number of trainers. Averaging needs at least two trainers."""
+    averaging = ("ma", "bmuf")
+    return [(scenario, n) for n in counts for scenario in scenarios if n > 1 or scenario.algorithm not in averaging]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number > 1)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +156,7 @@ class ClusterOptions:
 
 
 def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
-    """Run the whole benchmark; prints the table and returns the JSON file. Table and plot are written beside it."""
+    """Run the whole benchmark; prints the table and returns the JSON file. The table is written beside it."""
     visits = ordered([scenario for scenario in SCENARIOS if chosen(scenario.name, options.only)], options.trainers)
     if not visits:
         raise SettingsError(
@@ -106,10 +174,8 @@ def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[
         for number, (scenario, trainers) in enumerate(visits):
             rows.append(visit(options, scenario, base, models[scenario].of(trainers), start(scenario, trainers)))
             say(f"{number + 1:>3}/{len(visits)} {line(rows[-1])}")
-    counts = range(1, max(options.trainers) + 1)
-    curves = {scenario.name: [asdict(model.of(n)) for n in counts] for scenario, model in models.items()}
-    report = {"header": header, "options": plain(options), "run_file": str(base), "rows": rows, "curves": curves}
-    return publish(options.folder / RESULT, report, table(report), scenario_picture.draw)
+    report = {"header": header, "options": plain(options), "run_file": str(base), "rows": rows}
+    return publish(options.folder / RESULT, report, table(report))
 
 
 def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequence[str]) -> Path:
