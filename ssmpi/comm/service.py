@@ -17,10 +17,16 @@ from ssmpi.core.protocols import MPIRequest
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
+THREADS = 1000  # a request's tag is its kind times this plus the asking thread's number, which tags the reply
 GOODBYE = 30_000
 LONGEST_NAP = 0.05  # seconds; after a second without messages, as where clients work on mapped memory
 
 Handler = Callable[[int, int, np.ndarray], None]
+
+
+def request_tag(kind: int, thread: int) -> int:
+    """The tag of a thread's request of a kind; a server takes it apart by ``divmod(tag, THREADS)``."""
+    return kind * THREADS + thread
 
 
 class Service:

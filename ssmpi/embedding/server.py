@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.comm.service import Service
+from ssmpi.comm.push_counts import COUNT, AppliedPushes
+from ssmpi.comm.service import THREADS, Service
 from ssmpi.embedding import kernels, wire
-from ssmpi.embedding.push_counts import AppliedPushes
 from ssmpi.embedding.table import Arena, Saver
 from ssmpi.files.run_files import checkpoint_number
 
@@ -48,7 +48,7 @@ class EmbeddingServer:
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
         """Answer one request; see ``wire`` for the payloads."""
-        kind, thread = divmod(tag, wire.THREADS)
+        kind, thread = divmod(tag, THREADS)
         self._kinds[kind](source, thread, payload)
 
     def _pull(self, source: int, thread: int, payload: np.ndarray) -> None:
@@ -100,7 +100,7 @@ class EmbeddingServer:
         self._reply_text(source, thread, json.dumps(self.status_lines()).encode())
 
     def _send_applied(self, source: int, thread: int, payload: np.ndarray) -> None:
-        buffer = self._service.buffer(wire.COUNT)
+        buffer = self._service.buffer(COUNT)
         self._applied.answer(source, buffer)
         self._service.reply(source, thread, buffer)
 

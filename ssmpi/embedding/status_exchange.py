@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmpi.comm.service import THREADS, request_tag
 from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.protocols import MPIRequest
 from ssmpi.core.topology import Role
@@ -17,7 +18,7 @@ from ssmpi.embedding import wire
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
-THREAD = wire.THREADS - 2  # a client id of its own: the main thread may be waiting for another answer
+THREAD = THREADS - 2  # a client id of its own: the main thread may be waiting for another answer
 
 
 class StatusExchange:
@@ -51,6 +52,6 @@ class StatusExchange:
         message, answer = np.array([samples, saves_rows], np.int64), np.empty(wire.TEXT, np.uint8)
         requests = [
             self._conversation.irecv(answer, server, THREAD),
-            self._conversation.isend(message, server, wire.tag(wire.SAMPLES, THREAD)),
+            self._conversation.isend(message, server, request_tag(wire.SAMPLES, THREAD)),
         ]
         return requests, message, answer

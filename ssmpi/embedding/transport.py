@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.comm.service import say_goodbye
+from ssmpi.comm.push_counts import COUNT, SentPushes
+from ssmpi.comm.service import THREADS, request_tag, say_goodbye
 from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.errors import PeerError
@@ -20,7 +21,6 @@ from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.status_exchange import StatusExchange
 from ssmpi.embedding.table import RowArray, RowOptions
 from ssmpi.embedding.trackers import NOTHING, Scope, Tracking, scope_of
@@ -64,7 +64,7 @@ class RemoteTables:
     def compare_pushes(self) -> None:
         """Before the first push, find the pushes that an earlier process of this rank sent and no PS applied."""
         for index, server in enumerate(self._servers):
-            whose, applied = self._call(server, wire.APPLIED, np.empty(0, np.uint8), wire.COUNT).view(np.int64)
+            whose, applied = self._call(server, wire.APPLIED, np.empty(0, np.uint8), COUNT).view(np.int64)
             self._sent.compare(index, int(whose), int(applied))
 
     @property
@@ -116,7 +116,7 @@ class RemoteTables:
                 lookup.requests += [
                     self._conversation.irecv(lookup.unique[rows], server, thread, Link.EMBEDDING_PULL),
                     self._conversation.isend(
-                        lookup.rows[rows], server, wire.tag(wire.PULL, thread), Link.EMBEDDING_PULL
+                        lookup.rows[rows], server, request_tag(wire.PULL, thread), Link.EMBEDDING_PULL
                     ),
                 ]
 
@@ -167,7 +167,7 @@ class RemoteTables:
     def _send(self, message: np.ndarray, server: int, thread: int) -> MPIRequest:
         """Send a push, and count it first, so a push lost in flight counts as sent."""
         self._sent.by_thread[thread][server] += 1
-        tag = wire.tag(wire.PUSH, thread)
+        tag = request_tag(wire.PUSH, thread)
         return self._conversation.isend(message, self._servers[server], tag, Link.EMBEDDING_PUSH)
 
     def drain(self) -> None:
@@ -224,8 +224,8 @@ class RemoteTables:
         return answer
 
     def _ask(self, server: int, kind: int, payload: np.ndarray, size: int) -> tuple[np.ndarray, list[MPIRequest]]:
-        main, answer = wire.THREADS - 1, np.empty(size, np.uint8)
+        main, answer = THREADS - 1, np.empty(size, np.uint8)
         return answer, [
             self._conversation.irecv(answer, server, main),
-            self._conversation.isend(payload, server, wire.tag(kind, main)),
+            self._conversation.isend(payload, server, request_tag(kind, main)),
         ]

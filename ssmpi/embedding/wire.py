@@ -1,5 +1,5 @@
-"""What travels between a trainer's thread and an embedding PS. A tag is ``kind * THREADS + thread``; a reply has the
-thread's number as its tag. Payloads are 32-bit words where nothing else is said.
+"""What travels between a trainer's thread and an embedding PS; ``comm.service`` has the tags. Payloads are 32-bit words
+where nothing else is said.
 
 ========== =============================================================== =============================================
 kind       request                                                         reply
@@ -25,15 +25,8 @@ from __future__ import annotations
 
 import numpy as np
 
-THREADS = 1000
 TEXT = 8192  # bytes of a reply that is text, padded with zeros
 PULL, PUSH, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES = range(8)
-COUNT = 16  # bytes of the reply to APPLIED
-
-
-def tag(kind: int, thread: int) -> int:
-    """The tag of a request."""
-    return kind * THREADS + thread
 
 
 def text(value: bytes, out: np.ndarray) -> None:

@@ -12,11 +12,11 @@ from ssmpi.checkpoint.rows.saver import RowSaver
 from ssmpi.checkpoint.rows.store import RowStore, path_of, remove_beyond
 from ssmpi.checkpoint.store import Store
 from ssmpi.comm import failure
+from ssmpi.comm.push_counts import AppliedPushes
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.push_counts import AppliedPushes
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, scope_of

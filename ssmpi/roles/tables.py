@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.checkpoint.model_files import load_tables
+from ssmpi.comm.push_counts import SentPushes
 from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.recovery.start import Start

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.comm.service import say_goodbye
+from ssmpi.comm.service import request_tag, say_goodbye
 from ssmpi.comm.waiting import wait, wait_all
-from ssmpi.sync.center_shard import EXCHANGE, FETCH, START, THREADS
+from ssmpi.sync.center_shard import EXCHANGE, FETCH, START
 from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.round_context import RoundContext
@@ -114,7 +114,7 @@ class CenterExchange(Exchange):
 
     def _send(self, kind: int, messages: Mapping[int, np.ndarray]) -> None:
         """Send some sync PSs, by index, a message each."""
-        tag = kind * THREADS + self.thread
+        tag = request_tag(kind, self.thread)
         sends = [self.context.center.isend(message, self._servers[i], tag) for i, message in messages.items()]
         wait_all(sends, self.context.waiting, "the sync PSs")
 

@@ -16,13 +16,12 @@ from typing import Protocol
 import numpy as np
 
 from ssmpi.comm.rank_memory import RankMemory
-from ssmpi.comm.service import Service
+from ssmpi.comm.service import THREADS, Service
 from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.comm.shared_memory import placed
 from ssmpi.sync.shards import packed
 
-EXCHANGE, FETCH, START, STATE, MAP, APPLIED = range(6)  # kinds of message; the asking thread's number tags a reply
-THREADS = 1000
+EXCHANGE, FETCH, START, STATE, MAP, APPLIED = range(6)  # kinds of request
 ADDRESS = 1024  # bytes of the reply to MAP, JSON and spaces
 
 

@@ -19,14 +19,13 @@ from __future__ import annotations
 import numpy as np
 
 from ssmpi import compress
+from ssmpi.comm.push_counts import COUNT, AppliedPushes
 from ssmpi.comm.rank_memory import RankMemory
-from ssmpi.comm.service import Service
+from ssmpi.comm.service import THREADS, Service
 from ssmpi.comm.shared_memory import placed
 from ssmpi.compress import MirrorSender, ShardCodecs
-from ssmpi.embedding.push_counts import AppliedPushes
-from ssmpi.embedding.wire import COUNT
 from ssmpi.sync import pushes
-from ssmpi.sync.center_shard import APPLIED, THREADS, Center, MakeStep, Step
+from ssmpi.sync.center_shard import APPLIED, Center, MakeStep, Step
 from ssmpi.sync.codecs import pull_codec_of
 from ssmpi.sync.options import DENSE, RoundOptions
 

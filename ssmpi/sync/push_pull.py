@@ -9,9 +9,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from ssmpi import compress
+from ssmpi.comm.push_counts import COUNT, SentPushes
 from ssmpi.compress import MirrorReceiver, ShardCodecs
-from ssmpi.embedding.push_counts import SentPushes
-from ssmpi.embedding.wire import COUNT
 from ssmpi.files.log import log
 from ssmpi.sync import pushes
 from ssmpi.sync.center import CenterExchange

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmpi.comm.push_counts import SentPushes
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core.protocols import DenseModel, DenseOptimizer, RowTables
 from ssmpi.core.topology import Role
-from ssmpi.embedding.push_counts import SentPushes
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation

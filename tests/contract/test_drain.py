@@ -9,6 +9,7 @@ from embedding_bodies import CARDINALITIES, DIM, REMOTE, SEED, SGD, train_at_onc
 from ranks import over_threads
 from test_embedding import check_sum_of_all
 
+from ssmpi.comm.service import THREADS, request_tag
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
@@ -35,7 +36,7 @@ def server():
     server = EmbeddingServer(Arena(SGD, place(CARDINALITIES, 1), 0, SEED), replies)
 
     def send(source, thread, kind, payload):
-        server.handle(source, wire.tag(kind, thread), payload.view(np.uint8))
+        server.handle(source, request_tag(kind, thread), payload.view(np.uint8))
         return replies.sent
 
     return send
@@ -47,7 +48,7 @@ def push(server, source, thread):
 
 
 def drain(server, source, sent):
-    return server(source, wire.THREADS - 1, wire.DRAIN, np.array([sent], np.int64))
+    return server(source, THREADS - 1, wire.DRAIN, np.array([sent], np.int64))
 
 
 def test_a_drain_that_overtakes_pushes_waits_for_them(server):
@@ -55,8 +56,8 @@ def test_a_drain_that_overtakes_pushes_waits_for_them(server):
     assert drain(server, 0, 3) == []
     assert push(server, 0, 1) == []
     assert push(server, 1, 0) == []  # another trainer's
-    assert drain(server, 1, 1) == [(1, wire.THREADS - 1)]
-    assert push(server, 0, 0) == [(1, wire.THREADS - 1), (0, wire.THREADS - 1)]
+    assert drain(server, 1, 1) == [(1, THREADS - 1)]
+    assert push(server, 0, 0) == [(1, THREADS - 1), (0, THREADS - 1)]
     assert len(push(server, 0, 0)) == 2  # it is answered once
 
 
@@ -65,7 +66,7 @@ def test_who_comes_to_rest_waits_for_pushes_that_come_after_the_drain(monkeypatc
     handle, drain, held, missed = EmbeddingServer.handle, RemoteTables.drain, [], []
 
     def late(server, source, tag, payload):
-        kind = tag // wire.THREADS
+        kind = tag // THREADS
         if kind == wire.PUSH:
             held.append((server, source, tag, payload.copy()))
             return

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from ssmpi.bench.harness.loop import TrainerView
+from ssmpi.comm.service import THREADS
 from ssmpi.core.protocols import DenseModel, DenseStep, MPIRequest
 from ssmpi.core.topology import Role
 from ssmpi.data.batch import Batch
@@ -188,7 +189,7 @@ class StagedServer:
         self._since = now()
         if found is not None:
             self._add("receive", self._since - began)
-            kind = found[1] // wire.THREADS
+            kind = found[1] // THREADS
             self._doing = KINDS.get(kind, "other") if self._role is Role.EMBEDDING_PS else "exchange"
         elif self._doing:  # time before the first message is not idle time
             self._add("idle", self._since - began)

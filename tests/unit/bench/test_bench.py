@@ -35,6 +35,7 @@ from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.bench.harness.windows import Ticks, Timing
 from ssmpi.bench.throughput import contenders, render, sections, throughput, turns
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, TUNED, Contender
+from ssmpi.comm.service import request_tag
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
 from ssmpi.data.batch import Batch
@@ -687,10 +688,10 @@ def test_a_servers_time_is_charged_to_what_the_message_asked_for(monkeypatch):
     monkeypatch.setattr(stages, "now", lambda: clock[0])
     incoming = [
         None,
-        (0, wire.tag(wire.PULL, 3), b""),
+        (0, request_tag(wire.PULL, 3), b""),
         None,
-        (0, wire.tag(wire.PUSH, 1), b""),
-        (0, wire.tag(wire.DRAIN, 0), b""),
+        (0, request_tag(wire.PUSH, 1), b""),
+        (0, request_tag(wire.DRAIN, 0), b""),
     ]
 
     def next_message(inbox):

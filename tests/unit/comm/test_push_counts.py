@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ssmpi.comm.push_counts import AppliedPushes, SentPushes
 from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.embedding.push_counts import AppliedPushes, SentPushes
 
 
 class Kept(ProcessMemory):

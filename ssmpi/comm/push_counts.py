@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.embedding import wire
+from ssmpi.comm.service import THREADS
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
 
 LOST, REPORTED, SET_OFF, WHOSE = range(-4, 0)  # rows below those of the threads
+COUNT = 16  # bytes of ``AppliedPushes.answer``
 
 
 class SentPushes:
@@ -24,7 +25,7 @@ class SentPushes:
     """
 
     def __init__(
-        self, memory: RankMemory | None = None, threads: int = wire.THREADS, servers: int = 1,
+        self, memory: RankMemory | None = None, threads: int = THREADS, servers: int = 1,
         name: str = "pushes sent",
     ) -> None:  # fmt: skip
         self._counts = (memory or ProcessMemory()).array(name, (threads + 4, servers), np.int64)
@@ -61,12 +62,12 @@ class AppliedPushes:
     started at 0.
     """
 
-    def __init__(self, memory: RankMemory | None = None, clients: int = wire.THREADS) -> None:
+    def __init__(self, memory: RankMemory | None = None, clients: int = THREADS) -> None:
         counts = (memory or ProcessMemory()).array("pushes applied", (1 + clients,), np.int64)
         self._whose, self.by_client = counts[:1], counts[1:]
         if not self._whose[0]:
             self._whose[0] = 1 + secrets.randbits(62)
 
     def answer(self, client: int, out: np.ndarray) -> None:
-        """Write what ``SentPushes.compare`` needs, as int64, into ``out`` uint8 (16,)."""
+        """Write what ``SentPushes.compare`` needs, as int64, into ``out`` uint8 (COUNT,)."""
         out.view(np.int64)[:] = self._whose[0], self.by_client[client]
