@@ -12,6 +12,7 @@ import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from datasets import make_dataset  # noqa: E402
+from faults import Fault  # noqa: E402
 from ranks import PretendedJob, PretendedWorld  # noqa: E402
 
 from ssmpi.files.log import log  # noqa: E402
@@ -44,6 +45,13 @@ def _logging():
     before = log.handlers[:], log.level, log.propagate
     yield
     log.handlers[:], log.level, log.propagate = before
+
+
+@pytest.fixture
+def inject():
+    """``inject(owner, name, happens, ...)``: a ``Fault`` until the test ends."""
+    with contextlib.ExitStack() as faults:
+        yield lambda *what, **how: faults.enter_context(Fault(*what, **how))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kills import Kill, KilledError
+from faults import Kill, KilledError
 from ranks import over_threads
 from sync_bodies import PARAMETERS, meet, on_trainers, options, replica, with_pace
 

@@ -4,7 +4,7 @@ ranks die together, so after each kill both ends begin anew, and hold the same t
 
 import numpy as np
 import pytest
-from kills import Kill
+from faults import Kill
 from test_warm_start import counted, lost_by_start, one_process, train_with_kills  # noqa: F401 - a fixture
 
 from ssmpi.compress import MirrorReceiver
@@ -42,33 +42,19 @@ class Ends:
 
 
 @pytest.fixture
-def after_call(monkeypatch):
-    """``after_call(owner, name, look)``: ``look(self, *arguments)`` after each call of a method."""
-
-    def patch(owner, name, look):
-        whole = getattr(owner, name)
-
-        def looking(self, *arguments):
-            found = whole(self, *arguments)
-            look(self, *arguments)
-            return found
-
-        monkeypatch.setattr(owner, name, looking)
-
-    return patch
-
-
-@pytest.fixture
-def ends(after_call):
+def ends(inject):
     """Compares both ends where neither can move on: a sync PS answers, and an owner hears, before the other one
     asks again.
     """
     found = Ends()
-    after_call(ElasticCenter, "__init__", lambda self, *_: setattr(found, "center", self))
-    after_call(GradientCenter, "__init__", lambda self, *_, **__: setattr(found, "center", self))
-    after_call(ReplicaMirrors, "__init__", lambda self, _, shards, __, seed: vars(self).update(who=seed))
-    after_call(PushPull, "__init__", lambda self, *_: vars(self._pulled).update(who=client_of(self)))
-    after_call(MeanMirrors, "__init__", lambda self, _, __, place, ___: found.trainers.update({place[0]: self}))
+    for owner, note in (
+        (ElasticCenter, lambda self, *_: setattr(found, "center", self)),
+        (GradientCenter, lambda self, *_: setattr(found, "center", self)),
+        (ReplicaMirrors, lambda self, _, shards, __, seed: vars(self).update(who=seed)),
+        (PushPull, lambda self, *_: vars(self._pulled).update(who=client_of(self))),
+        (MeanMirrors, lambda self, _, __, place, ___: found.trainers.update({place[0]: self})),
+    ):
+        inject(owner, "__init__", note, after=True)
 
     def moved(own, part, *_):
         fragment, theirs = own.center.shards.index([part]), found.center._clients[own.who]
@@ -86,10 +72,10 @@ def ends(after_call):
         part = own.shards[fragment][owner]
         found.same(own.mean.copy[part], found.trainers[owner].mean.copy[part])
 
-    after_call(ReplicaMirrors, "move", moved)
-    after_call(MirrorReceiver, "receive", pulled)
-    after_call(MeanMirrors, "receive_replica", heard)
-    after_call(MeanMirrors, "receive_mean", learned)
+    inject(ReplicaMirrors, "move", moved, after=True)
+    inject(MirrorReceiver, "receive", pulled, after=True)
+    inject(MeanMirrors, "receive_replica", heard, after=True)
+    inject(MeanMirrors, "receive_mean", learned, after=True)
     return found
 
 
@@ -130,7 +116,7 @@ class Seen:
         self._kill, self._ends, self._seen = kill, ends, seen
 
     def __enter__(self):
-        self._kill.__enter__()
+        self._kill.start()
 
     def __exit__(self, *error):
         self._kill.__exit__(*error)

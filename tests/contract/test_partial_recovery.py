@@ -17,7 +17,7 @@ from unittest import mock
 import h5py
 import numpy as np
 import pytest
-from kills import Kill, KilledError
+from faults import Fault, Kill, KilledError
 from oracle import train_plainly
 from ranks import PATIENCE, PretendedStart, over_threads
 from runs import Run, train_over_threads, write_run_file
@@ -146,26 +146,16 @@ class Killed:
         return json.loads((self.folder / RECOVERIES).read_text())["recoveries"]
 
 
-class KillAfterSave:
-    """Kills a trainer before it counts a batch, some batches after its run's first checkpoint; ``done`` before that."""
+class KillAfterSave(Fault):
+    """Kills a trainer before it adds a batch, some batches after its run's first checkpoint; ``done`` before that."""
 
     def __init__(self, run):
-        self._run, self.done = run, 0
+        self.done = 0
+        super().__init__(Progress, "record", self._die, UNSAVED + 1, where=lambda *_: Store(run).committed())
 
-    def __enter__(self):
-        self._whole = whole = Progress.record
-        since = itertools.count()
-
-        def killing(progress, *arguments):
-            if Store(self._run).committed() and next(since) == UNSAVED:
-                self.done = len(progress.losses)
-                raise KilledError
-            return whole(progress, *arguments)
-
-        Progress.record = killing
-
-    def __exit__(self, *error):
-        Progress.record = self._whole
+    def _die(self, progress, *_):
+        self.done = len(progress.losses)
+        raise KilledError
 
 
 def batches(config):

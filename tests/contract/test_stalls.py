@@ -16,7 +16,6 @@ from runs import train_over_threads
 
 from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.data.trained_rows import TrainedRows
-from ssmpi.roles import build_trainer
 from ssmpi.sync.average import Average
 from ssmpi.sync.elastic import ElasticCenter, MappedCenter
 from ssmpi.sync.host_average import HostTeam
@@ -52,7 +51,7 @@ class Stall:
     def iterations(self):
         return np.array([trained.batches for trained in self.trainers])
 
-    def passes(self):
+    def passes(self, *arguments):
         with self._lock:
             self._calls += 1
             call = self._calls
@@ -71,58 +70,35 @@ class Stall:
         self.rates = [(before.sum() - at_first) / (began - since), self.done.sum() / (time.monotonic() - began)]
 
 
-def silent_sync_ps(stall, monkeypatch):
+def silent_sync_ps(stall, inject):
     """The sync PS says nothing: whoever asks it waits."""
-    exchange = ElasticCenter.exchange
-
-    def slow(center, *arguments):
-        stall.passes()
-        return exchange(center, *arguments)
-
-    monkeypatch.setattr(ElasticCenter, "exchange", slow)
+    inject(ElasticCenter, "exchange", stall.passes)
 
 
-def sleeping_partner(stall, monkeypatch):
+def sleeping_partner(stall, inject):
     """Trainer 1 comes late to an all-reduce."""
-    of = Average.of
-
-    def late(average, *arguments):
-        if average._trainers.rank == 1:
-            stall.passes()
-        return of(average, *arguments)
-
-    monkeypatch.setattr(Average, "of", late)
+    inject(Average, "of", stall.passes, where=lambda average, *_: average._trainers.rank == 1)
 
 
-def sleeping_leader(stall, monkeypatch):
+def sleeping_leader(stall, inject):
     """The trainer that runs the rounds of its host comes late to one."""
-    wait_for_members = HostTeam.wait_for_members
-
-    def late(team, waiting):
-        stall.passes()
-        wait_for_members(team, waiting)
-
-    monkeypatch.setattr(HostTeam, "wait_for_members", late)
+    inject(HostTeam, "wait_for_members", stall.passes)
 
 
-def locked_center(stall, monkeypatch):
+def locked_center(stall, inject):
     """Somebody else has the center's lock for a while."""
-    move = MappedCenter.move
 
-    def late(trainer, lock, *arguments):
+    def take(center, lock, *_):
         taken = threading.Event()
-        other = threading.Thread(target=hold, args=(lock, taken))
-        other.start()
+        threading.Thread(target=hold, args=(lock, taken)).start()
         taken.wait()
-        move(trainer, lock, *arguments)
-        other.join()
 
     def hold(lock, taken):
         with SharedLock.at(address_of(lock.file)):
             taken.set()
             stall.passes()
 
-    monkeypatch.setattr(MappedCenter, "move", late)
+    inject(MappedCenter, "move", take)
 
 
 BY_MESSAGE = "sync.transport=messages"
@@ -139,26 +115,19 @@ FAULTS = {
 
 
 @pytest.fixture
-def stalled(tmp_path, small_data, monkeypatch):
+def stalled(tmp_path, small_data, inject):
     """``stalled(algorithm, limit, *overrides)``: what was done while a round of a run was held up."""
 
     def run(algorithm, limit, *overrides):
         stall, (hold, settings) = Stall(limit), FAULTS[algorithm]
 
-        def watched(*arguments, **named):
-            stall.trainers.append(trained := TrainedRows(*arguments, **named))
-            add = trained.add
+        def wait_for_it(trained, thread, rows):
+            if trained.batches[thread] == BEFORE:
+                assert stall.begun.wait(PATIENCE)
 
-            def added(thread, rows):
-                if trained.batches[thread] == BEFORE:
-                    assert stall.begun.wait(PATIENCE)
-                add(thread, rows)
-
-            trained.add = added
-            return trained
-
-        monkeypatch.setattr(build_trainer, "TrainedRows", watched)
-        hold(stall, monkeypatch)
+        inject(TrainedRows, "__init__", lambda trained, *_: stall.trainers.append(trained), after=True)
+        inject(TrainedRows, "add", wait_for_it)
+        hold(stall, inject)
         finished = train_over_threads(tmp_path, small_data, *TWO_BY_TWO, *settings, *overrides)
         assert finished.result["examples"] == 6_000  # a round that was late harms nobody
         assert stall.done is not None, "no round was held up"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kills import Kill, KilledError
+from faults import Kill, KilledError
 from ranks import PATIENCE, over_threads
 from runs import Run, train_over_threads, write_run_file
 

@@ -4,11 +4,12 @@ while.
 The file that ``BROKEN_AT`` names appears when it happens.
 """
 
-import itertools
 import os
 import signal
 import sys
 from pathlib import Path
+
+from faults import Fault
 
 from ssmpi import cli
 from ssmpi.host.launcher_env import rank as launched_rank
@@ -18,55 +19,43 @@ def note_the_time():
     Path(os.environ["BROKEN_AT"]).touch()
 
 
-def fail():
+def fail(*_):
     note_the_time()
     raise RuntimeError("broken on purpose")
 
 
-def ask_to_stop():
+def ask_to_stop(*_):
     os.kill(os.getpid(), signal.SIGUSR1)
-
-
-def at_call(owner, name, number, happens=fail):
-    """Let something happen when a method is called for the ``number``-th time."""
-    count, method = itertools.count(1), getattr(owner, name)
-
-    def broken(*arguments, **keywords):
-        if next(count) == number:
-            happens()
-        return method(*arguments, **keywords)
-
-    setattr(owner, name, broken)
 
 
 def break_worker():
     from ssmpi.model.replica import ThreadModel
 
-    at_call(ThreadModel, "forward_backward", 50)
+    Fault(ThreadModel, "forward_backward", fail, 50).start()
 
 
 def break_shadow():
     from ssmpi.sync.base import Synchronizer
 
-    at_call(Synchronizer, "round", 3)
+    Fault(Synchronizer, "round", fail, 3).start()
 
 
 def break_embedding_ps():
     from ssmpi.embedding.server import EmbeddingServer
 
-    at_call(EmbeddingServer, "handle", 100)
+    Fault(EmbeddingServer, "handle", fail, 100).start()
 
 
 def break_sync_ps():
     from ssmpi.sync.center_shard import Center
 
-    at_call(Center, "handle", 5)
+    Fault(Center, "handle", fail, 5).start()
 
 
 def break_start():
     from ssmpi.roles.trainer import Trainer
 
-    at_call(Trainer, "__init__", 1)
+    Fault(Trainer, "__init__", fail, 1).start()
 
 
 class Missing:
@@ -97,23 +86,23 @@ def stop_where_the_disk_hangs():
     from ssmpi.checkpoint import disk
     from ssmpi.model.replica import ThreadModel
 
-    def happens():
+    def happens(*_):
         disk.sync = lambda _: time.sleep(600)
         ask_to_stop()
 
-    at_call(ThreadModel, "forward_backward", 20, happens)
+    Fault(ThreadModel, "forward_backward", happens, 20).start()
 
 
 def stop_before_training():
     from ssmpi.roles.trainer import Trainer
 
-    at_call(Trainer, "__init__", 1, ask_to_stop)
+    Fault(Trainer, "__init__", ask_to_stop, 1).start()
 
 
 def stop_in_evaluation():
     from ssmpi.model.replica import ThreadModel
 
-    at_call(ThreadModel, "score", 3, ask_to_stop)
+    Fault(ThreadModel, "score", ask_to_stop, 3).start()
 
 
 if __name__ == "__main__":

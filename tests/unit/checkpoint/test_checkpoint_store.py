@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
+from faults import broken_disk, io_error, no_room
 
 from ssmpi.checkpoint import disk, files, pending_save, store, timer
 from ssmpi.checkpoint.store import FileManifest, Store
@@ -207,11 +208,8 @@ def test_what_was_not_synced_may_be_lost_in_a_power_cut(tmp_path, monkeypatch):
     assert not names
 
 
-def test_a_full_disk_names_the_file_and_both_numbers(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(disk, "write_at", full)
+def test_a_full_disk_names_the_file_and_both_numbers(tmp_path, monkeypatch, inject):
+    inject(disk, "write_at", no_room)
     monkeypatch.setattr(disk, "free", lambda path: 1_234)
     for name, body in (
         ("manifest.json", lambda path: disk.write(path, bytes(2_000))),
@@ -235,38 +233,26 @@ def test_hdf5_does_not_touch_the_disk(tmp_path, monkeypatch):
     assert not any(path.is_relative_to(tmp_path) for path in opened)
 
 
-def test_a_commit_that_fails_at_its_end_leaves_no_half_of_a_checkpoint(tmp_path, monkeypatch):
+def test_a_commit_that_fails_at_its_end_leaves_no_half_of_a_checkpoint(tmp_path, inject):
     """The manifest is in place already when the disk fails, and then not all files can be removed."""
     save(tmp_path, 1)
-    folder, unlink = Store(tmp_path).begin(), os.unlink
+    folder = Store(tmp_path).begin()
     entry = files.write(folder / "trainer-0000.h5", [("replica", values(1), {})])
 
-    def failing(path):
-        if path == folder.parent:
-            raise OSError(errno.EIO, "Input/output error", str(path))
-
-    def unlink_but_manifests(path, **where):
-        if Path(path).name == store.MANIFEST_NAME and where:  # as a part of a folder that is removed
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        unlink(path, **where)
-
-    monkeypatch.setattr(disk, "sync_folder", failing)
-    monkeypatch.setattr(os, "unlink", unlink_but_manifests)
+    inject(disk, "sync_folder", broken_disk, where=lambda path: path == folder.parent)
+    inject(os, "unlink", broken_disk, where=lambda path: path == store.MANIFEST_NAME)  # in a folder that is removed
     with pytest.raises(OSError, match="Input/output error"):
         pending_save.commit_or_remove(folder, [asdict(entry)], {"number": 2})
     assert newest(tmp_path) == 1
     assert not folder.exists()
 
 
-def test_checkpoints_that_cannot_be_listed_are_not_none(tmp_path, monkeypatch, caplog):
+def test_checkpoints_that_cannot_be_listed_are_not_none(tmp_path, monkeypatch, inject, caplog):
     """The run would start over, and what it saved then would replace them."""
     save(tmp_path, 1)
 
-    def refusing(path="."):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "scandir", refusing)
-    monkeypatch.setattr(os, "listdir", refusing)
+    for name in ("scandir", "listdir"):
+        inject(os, name, io_error(errno.EACCES))
     for body in (Store(tmp_path).committed, Store(tmp_path).set_aside, Store(tmp_path).begin):
         with pytest.raises(PermissionError, match=r"denied: '.*checkpoints'"):
             body()

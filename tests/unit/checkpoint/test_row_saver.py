@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from faults import Fault, broken_disk, no_room
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import row_options
@@ -120,10 +121,6 @@ def saving(tmp_path):
     return Saving(tmp_path)
 
 
-def failing(*_):
-    raise OSError(28, "No space left on device")
-
-
 def test_all_rows_first_then_those_selected(saving, said):
     saving.save()
     saving.use(3, 50)
@@ -146,11 +143,10 @@ def test_without_priority_all_rows_every_time(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["sync", "write_at"])
-def test_a_save_that_fails_is_said_and_all_rows_are_saved_next(saving, said, monkeypatch, step):
+def test_a_save_that_fails_is_said_and_all_rows_are_saved_next(saving, said, step):
     saving.save()
     saving.use(3)
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, step, failing)
+    with Fault(disk, step, no_room):
         saving.save()
     (text,) = said
     assert "rows could not be saved, training continues" in text
@@ -165,13 +161,12 @@ def test_a_save_that_fails_is_said_and_all_rows_are_saved_next(saving, said, mon
     assert saving.records == [ROWS, 0]
 
 
-def test_a_full_disk_at_the_base_leaves_the_older_one_and_nothing_beside_it(tmp_path, said, monkeypatch):
+def test_a_full_disk_at_the_base_leaves_the_older_one_and_nothing_beside_it(tmp_path, said):
     saving = Saving(tmp_path, "none")
     saving.save()
     before = saving.loaded().copy()
     saving.use(3)
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "sync", failing)
+    with Fault(disk, "sync", no_room):
         saving.save()
         saving.save()
     assert len(said) == 2
@@ -355,12 +350,9 @@ def test_nothing_is_saved_while_the_first_trainer_says_so(saving):
     assert saving.saver._seconds_left() < 0  # it is overdue
 
 
-def test_row_saves_that_cannot_be_removed_do_not_change_how_a_run_ends(saving, monkeypatch, said):
-    def failing(path):
-        raise OSError(5, "Input/output error", str(path))
-
+def test_row_saves_that_cannot_be_removed_do_not_change_how_a_run_ends(saving, inject, said):
     saving.save()
-    monkeypatch.setattr(disk, "remove_file", failing)
+    inject(disk, "remove_file", broken_disk)
     saving.saver._thread_is_done.set()
     saving.saver.stop(0)
     assert said == [f"obsolete row saves are not removed: [Errno 5] Input/output error: '{saving.path}'"]

@@ -1,7 +1,6 @@
 """Training goes on while the disk is slow, hangs or is full; what is late is named with its file and its rank."""
 
 import errno
-import itertools
 import json
 import threading
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from faults import no_room
 from runs import train_over_threads
 
 from ssmpi.checkpoint import disk, disk_space, model_saver, store
@@ -41,7 +41,7 @@ class Held:
     def __init__(self):
         self.iterations, self.gone_on, self.calls = 0, [], 0
 
-    def hold(self):
+    def hold(self, *arguments):
         """Wait for more iterations; note how many there were."""
         self.calls += 1
         before, deadline = self.iterations, time.monotonic() + LIMIT
@@ -51,27 +51,14 @@ class Held:
 
 
 @pytest.fixture
-def held(monkeypatch):
-    held, forward_backward = Held(), ThreadModel.forward_backward
+def held(inject):
+    held = Held()
 
-    def counting(model, *arguments):
+    def count(*arguments):
         held.iterations += 1
-        return forward_backward(model, *arguments)
 
-    monkeypatch.setattr(ThreadModel, "forward_backward", counting)
+    inject(ThreadModel, "forward_backward", count)
     return held
-
-
-def hold_first(monkeypatch, owner, name, held, which=lambda *_: True):
-    """The first call of a function, of those that ``which`` picks by its arguments, is held."""
-    original = getattr(owner, name)
-
-    def holding(*arguments):
-        if held.calls == 0 and which(*arguments):
-            held.hold()
-        return original(*arguments)
-
-    monkeypatch.setattr(owner, name, holding)
 
 
 def by_trainers(path):
@@ -96,12 +83,12 @@ HOLDS = {
 
 
 @pytest.mark.parametrize("what", HOLDS)
-def test_training_goes_on_while(what, tmp_path, small_data, monkeypatch, held):
+def test_training_goes_on_while(what, tmp_path, small_data, monkeypatch, inject, held):
     """Iterations are counted while it is under way, over blocks that are dealt meanwhile; then the run is stopped: it
     must not end before a slow machine has come so far.
     """
     owner, name, which = HOLDS[what]
-    hold_first(monkeypatch, owner, name, held, which)
+    inject(owner, name, held.hold, 1, where=which)
     monkeypatch.setattr(trainer, "stop_requested", lambda: bool(held.gone_on))
     run = train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "data.passes=1000", "checkpoint.keep=1")
     assert held.gone_on[0] >= MORE
@@ -109,11 +96,11 @@ def test_training_goes_on_while(what, tmp_path, small_data, monkeypatch, held):
     assert len(Store(run.folder).committed()) == 1
 
 
-def test_without_the_background_it_stands_still(tmp_path, small_data, monkeypatch, held):
+def test_without_the_background_it_stands_still(tmp_path, small_data, monkeypatch, inject, held):
     """The control of the test above."""
     monkeypatch.setattr("test_saving.LIMIT", 0.3)
     owner, name, which = HOLDS["tables are written"]
-    hold_first(monkeypatch, owner, name, held, which)
+    inject(owner, name, held.hold, 1, where=which)
     train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "checkpoint.background=false")
     assert held.gone_on[0] == 0
 
@@ -248,18 +235,16 @@ def test_a_save_without_room_says_what_it_needs(tmp_path, small_data, monkeypatc
     assert "bytes needed, 1,234 free: make room there" in said[0]
 
 
-def test_a_model_without_room_waits_for_some(tmp_path, small_data, monkeypatch, said):
+def opened(file):
+    """The path of a file descriptor."""
+    return str(Path(f"/proc/self/fd/{file}").readlink())
+
+
+def test_a_model_without_room_waits_for_some(tmp_path, small_data, monkeypatch, inject, said):
     """Training is done: what was learned is in memory only. The disk is full in fact, whatever the system says
     is free.
     """
-    write_at, calls = disk.write_at, itertools.count(1)
-
-    def full_for_a_while(descriptor, content, offset):
-        if ".model.tmp" in str(Path(f"/proc/self/fd/{descriptor}").readlink()) and next(calls) <= 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_at(descriptor, content, offset)
-
-    monkeypatch.setattr(disk, "write_at", full_for_a_while)
+    inject(disk, "write_at", no_room, range(1, 3), where=lambda file, *_: ".model.tmp" in opened(file))
     monkeypatch.setattr(model_saver, "ROOM_SECONDS", 0.05)
     run = train_over_threads(tmp_path, small_data, *SETTINGS, "checkpoint.every_examples=0", "topology.embedding_ps=2")
     assert run.result["status"] == "complete"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import no_room
 from ranks import PATIENCE
 
 from ssmpi.comm import memory_file, reservation
@@ -245,14 +246,10 @@ def test_without_room_training_goes_on_and_nothing_is_left(path, monkeypatch, ca
     assert "recovery.memory_folder" in caplog.text
 
 
-def test_a_full_file_system_is_no_signal(path, monkeypatch, caplog):
+def test_a_full_file_system_is_no_signal(path, inject, caplog):
     """Where the kernel refuses what arithmetic allowed."""
-
-    def full(file, start, size):
-        raise OSError(28, "No space left on device")
-
     memory = MemoryFile(path, ORIGIN)
-    monkeypatch.setattr(reservation.os, "posix_fallocate", full)
+    inject(reservation.os, "posix_fallocate", no_room)
     assert memory.array("rows", (4,), np.float32).tolist() == [0, 0, 0, 0]
     assert "No space left on device" in caplog.text
 

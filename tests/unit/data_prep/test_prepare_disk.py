@@ -5,6 +5,7 @@ import gzip
 
 import numpy as np
 import pytest
+from faults import broken_disk
 from full_disk import full_disk
 from test_prepare_output_folder import text
 
@@ -91,14 +92,11 @@ def test_temporary_rows_that_are_cut_are_named_and_made_again(raw, tmp_path, mon
 
 
 @pytest.mark.parametrize("name", ["day_0", "day_0.gz"])
-def test_a_raw_file_that_cannot_be_read_is_named(name, tmp_path, monkeypatch, capsys):
+def test_a_raw_file_that_cannot_be_read_is_named(name, tmp_path, inject, capsys):
     path = tmp_path / name
     path.write_bytes(gzip.compress(text(9).encode()) if path.suffix else text(9).encode())
 
-    def fails(self, room):
-        raise OSError(errno.EIO, "Input/output error")  # without a file name, as the system's are
-
-    monkeypatch.setattr(TextStream, "_read_into", fails)
+    inject(TextStream, "_read_into", broken_disk)  # without a file name, as the system's errors are
     assert main(["criteo", str(path), "-o", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {path}: Input/output error; check")
 

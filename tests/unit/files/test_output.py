@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import no_room
 from full_disk import full_disk
 from runs import train_over_threads
 
@@ -104,17 +105,13 @@ def test_the_ranks_times_that_cannot_be_written_do_not_change_how_a_run_ends(tmp
     assert f"File exists: '{tmp_path / 'usage'}'" in caplog.text
 
 
-def test_a_full_or_failing_disk_names_the_file(tmp_path, monkeypatch):
+def test_a_full_or_failing_disk_names_the_file(tmp_path, inject):
     """Also where the system does not, and without the advice to take another name."""
     with full_disk(0), pytest.raises(OSError, match=r"too large: '.*/job\.lock'"):
         run_lock.lock(tmp_path)
     with pytest.raises(OSError, match=r"'/dev/full'"):
         JsonlFile(Path("/dev/full"), 0)
-
-    def full(path, *_):
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "open", full)
+    inject(Path, "open", no_room)
     with pytest.raises(OSError, match=r"device: '.*/result\.json'"):
         atomic_file.write(tmp_path / "result.json", "{}")
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from datasets import CARDINALITIES
+from faults import no_room
 from runs import train_over_threads
 
 from ssmpi import report
@@ -93,19 +94,12 @@ def test_rounds_in_figures(tmp_path, small_data):
         assert line["sync_gap_thread"] == line["sync_gap_trainer"] > 0
 
 
-def test_every_field_is_documented_and_every_documented_field_is_written(tmp_path, small_data, monkeypatch):
+def test_every_field_is_documented_and_every_documented_field_is_written(tmp_path, small_data, monkeypatch, inject):
     """By kind of line: rounds, evaluations, a checkpoint that finds the disk full, and later ones that do not; saves of
     rows, the first of which fails too.
     """
-    write, full = disk.write, [True]
-    save_all, fails = RowStore.save_all, [True]
-
-    def failing_at_first(store, samples):
-        if fails and fails.pop():
-            raise OSError(28, "No space left on device", str(store.path))
-        return save_all(store, samples)
-
-    monkeypatch.setattr(RowStore, "save_all", failing_at_first)
+    inject(RowStore, "save_all", no_room, 1)
+    inject(disk, "write", no_room, 1, where=lambda path, content: "checkpoint" in str(path))
 
     def save_and_report(saver):
         saver.save()
@@ -116,12 +110,6 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
     monkeypatch.setattr(RowSaver, "status_lines", save_and_report)  # whenever the first trainer asks
     monkeypatch.setattr(control, "REPORT_SECONDS", 0)
 
-    def full_at_first(path, content):
-        if "checkpoint" in str(path) and full and full.pop():
-            raise OSError(28, "No space left on device", str(path))
-        write(path, content)
-
-    monkeypatch.setattr(disk, "write", full_at_first)
     often = (
         "checkpoint.every_examples=600",
         "checkpoint.background=false",

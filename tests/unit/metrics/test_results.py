@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from faults import no_room
 
 from ssmpi.checkpoint import store
 from ssmpi.config import Run
@@ -100,13 +101,9 @@ def test_what_training_stood_still_for_is_no_time_of_training(results, monkeypat
     assert results.logbook.totals()["seconds"] == pytest.approx(40.0)
 
 
-def test_a_stop_whose_result_cannot_be_written_is_a_stop(tmp_path, monkeypatch, caplog):
+def test_a_stop_whose_result_cannot_be_written_is_a_stop(tmp_path, inject, caplog):
     """Its checkpoint is complete; it ended with 2, and was not requeued. A run that is done needs its result."""
-
-    def full(path, content):
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(atomic_file, "write", full)
+    inject(atomic_file, "write", no_room)
     made = [RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=0) for _ in range(2)]
     made[0].finish(stopped=True)
     assert "error: no result.json ([Errno 28]" in caplog.text

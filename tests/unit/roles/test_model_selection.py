@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from datasets import make_dataset
+from faults import broken_disk, no_room
 from ranks import over_threads
 from runs import train_over_threads, write_run_file
 
@@ -256,33 +257,19 @@ def test_what_an_older_checkpoint_holds_for_best_stays(tmp_path, few, overfitted
     assert not (run.folder / "best").exists()
 
 
-def test_a_best_model_that_cannot_be_saved_costs_no_run(tmp_path, few, monkeypatch):
+def test_a_best_model_that_cannot_be_saved_costs_no_run(tmp_path, few, inject):
     """The disk is full whenever a model is to be renamed to its place in best/; the last one is kept, and that
     is said.
     """
-    rename = disk.rename
-
-    def full(old, new):
-        if new.parent.parent.name == "best":
-            raise OSError(28, "No space left on device", str(new))
-        rename(old, new)
-
-    monkeypatch.setattr(disk, "rename", full)
+    inject(disk, "rename", no_room, where=lambda old, new: new.parent.parent.name == "best")
     run = train_over_threads(tmp_path, few, *OVERFIT, "data.passes=2")
     assert (run.result["status"], run.result["kept"]) == ("complete", "last")
     assert read_manifest(model_files.find(run.folder)).state["examples"] == 2_000
 
 
-def test_older_best_models_that_cannot_be_removed_cost_no_run(tmp_path, few, monkeypatch, caplog):
+def test_older_best_models_that_cannot_be_removed_cost_no_run(tmp_path, few, monkeypatch, inject, caplog):
     """The disk fails where it is asked which checkpoints need them."""
-    committed = Store.committed
-
-    def failing(store):
-        if any((tmp_path / "run" / "best").glob("after-*")):
-            raise OSError(5, "Input/output error", str(store.folder))
-        return committed(store)
-
-    monkeypatch.setattr(Store, "committed", failing)
+    inject(Store, "committed", broken_disk, where=lambda _: any((tmp_path / "run" / "best").glob("after-*")))
     monkeypatch.setattr(log, "propagate", True)
     run = train_over_threads(tmp_path, few, *OVERFIT, "data.passes=2")
     assert (run.result["status"], run.result["kept"]) == ("complete", "best")

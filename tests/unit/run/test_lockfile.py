@@ -12,6 +12,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from faults import broken_disk, io_error
 
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
@@ -89,21 +90,15 @@ def test_what_is_in_the_file_does_not_matter(tmp_path, holder, text):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_told_and_used(tmp_path, monkeypatch, caplog, number):
-    def no_locks(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+def test_a_file_system_without_locks_is_told_and_used(tmp_path, inject, caplog, number):
+    inject(fcntl, "flock", io_error(number))
     with caplog.at_level(logging.WARNING, "ssmpi"), run_lock.lock(tmp_path):
         assert "no locks on this file system" in caplog.text
 
 
-def test_a_disk_that_fails_is_not_one_without_locks(tmp_path, monkeypatch):
-    def broken(*_):
-        raise OSError(errno.EIO, "broken")
-
-    monkeypatch.setattr(fcntl, "flock", broken)
-    with pytest.raises(OSError, match="broken"):
+def test_a_disk_that_fails_is_not_one_without_locks(tmp_path, inject):
+    inject(fcntl, "flock", broken_disk)
+    with pytest.raises(OSError, match="Input/output error"):
         run_lock.lock(tmp_path)
 
 

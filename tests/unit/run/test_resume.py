@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 from datasets import FEW, FEW_CARDINALITIES, flip_a_value, make_dataset
+from faults import io_error, no_room
 from runs import train_over_threads, write_run_file
 
 from ssmpi import cli
@@ -182,16 +183,9 @@ def test_checkpoints_on_the_way_change_no_bit(tmp_path, small_data):
     assert_same(run, reference)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, small_data, monkeypatch):
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, small_data, inject):
     """The first save finds the disk full in the middle of a file; a later one finds room."""
-    write_at, calls = disk.write_at, itertools.count(1)
-
-    def full_at_first(descriptor, content, offset):
-        if next(calls) == 4:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_at(descriptor, content, offset)
-
-    monkeypatch.setattr(disk, "write_at", full_at_first)
+    inject(disk, "write_at", no_room, 4)
     run = train_over_threads(tmp_path, small_data, *ONE, "checkpoint.every_examples=500", "topology.embedding_ps=2")
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     saved = [line for line in lines if line["kind"] == "checkpoint"]
@@ -200,13 +194,9 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, small_data, mo
     assert run.result["checkpoints"] == sum("error" not in line for line in saved)
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_costs_no_new_one(tmp_path, small_data, monkeypatch):
+def test_an_old_checkpoint_that_cannot_be_removed_costs_no_new_one(tmp_path, small_data, inject):
     """As on NFS, where a file that somebody has open leaves another one behind."""
-
-    def not_empty(path):
-        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
-
-    monkeypatch.setattr(disk, "remove_folder", not_empty)
+    inject(disk, "remove_folder", io_error(errno.ENOTEMPTY))
     settings = ("checkpoint.every_examples=500", "checkpoint.keep=1", "checkpoint.background=false")
     run = train_over_threads(tmp_path, small_data, *ONE, *settings)
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from kills import Kill, KilledError
+from faults import Kill, KilledError
 from runs import QUIET, SMALL_MODEL, train_over_threads, write_run_file
 
 from ssmpi import cli
