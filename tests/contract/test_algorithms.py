@@ -560,7 +560,7 @@ def remembers(world, options):
 
 
 @pytest.mark.parametrize("fragments", [1, 3])
-def test_async_ps_hands_over_what_its_optimizer_remembers_and_takes_it_back(fragments):
+def test_async_ps_saves_and_restores_its_optimizer(fragments):
     alone = Topology(trainers=1, threads=1, embedding_ps=1, sync_ps=3)
     each_step = options("async_ps", "fixed_rate", fragments, fragments=fragments)
     before, after = over_threads(alone, remembers, each_step)[0]

@@ -39,7 +39,7 @@ def test_rounds_are_whole_and_staleness_is_what_was_done_in_them(fragments):
         assert found["round_seconds"] > 0
 
 
-def test_divergence_is_the_distance_from_the_reference_relative_to_its_length():
+def test_divergence_is_relative_to_the_references_length():
     """When last looked at, which is in the first round."""
     mean = (replica(0) + replica(1)) / 2
     for rank, found in enumerate(over_threads(TWO, figures_of_rounds, options("ma", alpha=1.0))[:2]):

@@ -201,7 +201,7 @@ def rows_in(killed, index):
     }
 
 
-def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything(tmp_path, small_data):
+def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_only(tmp_path, small_data):
     """Its memory is removed at rest, between two starts; what the others had there is the same to the last bit."""
     killed = Killed(tmp_path / "killed", small_data, *TWO_PS)
     checkpoint, done = killed.start_and_save()
@@ -351,7 +351,7 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_batch_that_comes_again_is_told_once_though_a_kill_comes_while_it_is_forgotten(tmp_path, small_data, after):
+def test_a_repeated_batch_is_reported_once_despite_a_second_kill(tmp_path, small_data, after):
     """The first trainer has noted the second one's batch; that is killed before it forgets it, or after."""
     killed = Killed(tmp_path, small_data, "topology.trainers=2", *ONE[1:])
     killed.start(Kill(Progress, "record", 20, after=True))
@@ -443,7 +443,7 @@ def whole_vector(shards, size, fragments):
 
 
 @pytest.mark.parametrize("algorithm", ["easgd", "async_ps"])
-def test_a_lost_center_is_the_mean_of_the_replicas_with_the_saved_optimizer(tmp_path, small_data, algorithm):
+def test_a_lost_center_becomes_the_mean_with_the_saved_optimizer(tmp_path, small_data, algorithm):
     names = ("center", "optimizer") if algorithm == "async_ps" else ("center",)
     killed, before, now = kept_until_started(tmp_path, small_data, "sync_ps-1", algorithm, *names)
     replicas = [before[f"trainer-{k}"]["replica"].view(np.float32) for k in range(2)]
@@ -669,9 +669,7 @@ MAY_GO = ("embedding_ps-0", "embedding_ps-1", "trainer-1", "sync_ps-0", "sync_ps
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_killed_and_lost_the_run_completes_and_every_row_is_trained_on(
-    tmp_path, small_data, seed, monkeypatch
-):
+def test_whatever_is_killed_every_row_is_trained_on(tmp_path, small_data, seed, monkeypatch):
     """Ten kills at random places, each with the memory of some ranks or of none."""
     chance, trained, add = random.Random(seed), [], TrainedRows.add
     monkeypatch.setattr(TrainedRows, "add", lambda self, thread, rows: (trained.append(rows), add(self, thread, rows)))

@@ -120,7 +120,7 @@ def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data):
 
 
 @pytest.mark.parametrize("which", ["last", pytest.param("best", marks=pytest.mark.soak)])
-def test_a_kill_while_the_model_is_saved_or_scored_saves_and_scores_it_again(tmp_path, small_data, which):
+def test_a_kill_while_saving_or_scoring_the_model_repeats_it(tmp_path, small_data, which):
     """When its files are written, when they are in place, after the last evaluation, and before the results are
     written. A best model was saved long before.
     """

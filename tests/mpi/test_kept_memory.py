@@ -47,7 +47,7 @@ def resume_and_stop(start, job, memory, *overrides):  # noqa: F811
     return result["recoveries"]
 
 
-def test_the_next_launch_resumes_from_the_memory_of_one_that_restarts_no_more(start, memory):  # noqa: F811
+def test_the_next_launch_resumes_from_memory_after_the_last_restart(start, memory):  # noqa: F811
     """Not with other settings, and not without ``ssmpi launch``, unless that is asked for."""
     once = settings(memory, "recovery.max_restarts=0")
     job = start(*once, program=LAUNCH).until_it_trains()

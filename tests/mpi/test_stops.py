@@ -33,7 +33,7 @@ def test_launch_turns_an_interrupt_into_a_stop_that_saves(start, signum, topolog
     saved(job)
 
 
-def test_a_server_asked_to_stop_serves_on_and_one_trainer_asked_takes_all_along(start):
+def test_a_server_ignores_a_stop_and_one_trainer_stops_all(start):
     job = start(*TWO_TRAINERS, ranks=3).until_it_trains()
     job.send(signal.SIGTERM, rank=2)
     job.until_it_trains(more=3)
@@ -59,7 +59,7 @@ def test_a_stop_in_the_last_evaluation_leaves_the_model_of_all_rows(start):
     assert saved(job).result["examples"] == 2_000
 
 
-def test_plain_mpirun_interrupted_says_nothing_wrong_and_leaves_nothing_half(start):
+def test_an_interrupted_mpirun_leaves_nothing_half(start):
     job = start(*ONE_TRAINER, ranks=2).until_it_trains()
     job.send(signal.SIGINT)
     code, output = job.end(STOPPING)

@@ -198,7 +198,7 @@ def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launc
 
 
 @pytest.mark.soak
-def test_a_lost_host_is_replaced_by_a_spare_one_and_then_by_those_that_are_left(hosts, launch):
+def test_a_lost_host_is_replaced_by_a_spare_then_by_the_others(hosts, launch):
     """In one launch, by partial recovery; of the memory of ranks nothing is left on any host in the end."""
     options = ("checkpoint.every_examples=1000", "recovery.mode=partial", "recovery.max_lost_fraction=1")
     run = launch(*options, site="spare.toml").until_it_trains(more=3)
@@ -222,7 +222,7 @@ def test_a_lost_host_is_replaced_by_a_spare_one_and_then_by_those_that_are_left(
 
 
 @pytest.mark.soak
-def test_without_the_first_trainers_host_all_go_back_to_the_newest_checkpoint_in_the_same_launch(hosts, launch):
+def test_losing_the_first_trainers_host_is_full_recovery(hosts, launch):
     """The launcher is on another host; all examples since that checkpoint are trained on again, and none is lost."""
     run = launch("checkpoint.every_examples=1000", "recovery.mode=partial", site="spare.toml")
     newest = run.until_it_has_saved()

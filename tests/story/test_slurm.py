@@ -152,7 +152,7 @@ def test_a_submitted_run_completes(slurm, place):
         assert Run(job.folder).result["examples"] == 2_000
 
 
-def test_a_run_survives_its_limit_preemption_and_a_lost_host_and_ends_when_cancelled(slurm, place):
+def test_a_run_survives_limit_preemption_and_lost_host(slurm, place):
     """A trainer on h1 and its embedding PS on h2, started by srun in one job and by mpirun in another beside it."""
     often = ("checkpoint.every_examples=2000", "waiting.frozen_seconds=10", "topology.trainers=1")
     jobs = [Submitted(slurm, place, f"{launcher}-h1-h2", "endless", *ENDLESS, *often) for launcher in LAUNCHERS]

@@ -63,7 +63,7 @@ def ticks_of(*threads):
     return ticks
 
 
-def test_a_steady_thread_has_its_rate_in_every_window_wherever_the_edges_fall():
+def test_a_steady_thread_has_its_rate_in_every_window():
     steady = ticks_of(np.arange(0.013, 20, 0.25))
     assert steady.rates([1.1, 2.17, 3.9, 9.99]) == pytest.approx([4.0, 4.0, 4.0])
 
@@ -183,7 +183,7 @@ def figures(eps, **more):
     return {"median": eps, "best_quarter": eps, **more}
 
 
-def test_the_other_way_has_its_turn_in_the_second_and_third_of_four_windows_and_at_no_other_time():
+def test_the_other_way_runs_in_the_second_and_third_of_four_windows():
     edges = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]
     asked = [9.9, 10.0, 10.9, 11.0, 12.9, 13.0, 14.5, 15.5, 16.0, 99.0]
     assert [probes.others_window(edges, now) for now in asked] == [False] * 3 + [True] * 2 + [False] * 2 + [True] + [
@@ -211,7 +211,7 @@ def probed(pace=None, exchange=None, shares=(), ticks=None):
     return probes.Probed(trainer, None, TickingPace(NoPace(), ticks or Ticks(1)), shares)
 
 
-def test_rounds_rest_in_the_other_windows_and_only_the_time_of_those_within_a_turn_counts(monkeypatch):
+def test_rounds_pause_in_the_other_windows_and_are_not_timed_there(monkeypatch):
     now, began = [0.25], []
     monkeypatch.setattr(probes, "clock", lambda: now[0])
     monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -233,7 +233,7 @@ def test_rounds_rest_in_the_other_windows_and_only_the_time_of_those_within_a_tu
     assert probe.read() == pytest.approx({"rounds/timed": 3.0, "rounds/timed_seconds": 1.5})
 
 
-def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_counted_for_that(monkeypatch):
+def test_other_threads_pause_in_the_other_windows_uncounted(monkeypatch):
     ticks, asked = Ticks(2), iter([0.5, 0.6, 1.9, 2.1])  # the other way's windows are those from 0 to 2
     monkeypatch.setattr(probes, "clock", lambda: next(asked))
     given = probed(ticks=ticks)
@@ -244,7 +244,7 @@ def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_cou
     assert next(asked, None) is None  # it has waited for the last
 
 
-def test_what_rounds_cost_is_the_mean_ratio_of_windows_with_them_to_windows_without():
+def test_rounds_cost_the_mean_ratio_of_windows_with_and_without():
     rates = [9, 10, 10, 9, 11, 10, 10, 11, 8]
     found = turns.on_over_off({"eps": rates, "interrupted": [False] * 9, "rounds": 6.0, "seconds": 3.0})
     assert found["ratio"] == pytest.approx(1.0)
@@ -253,7 +253,7 @@ def test_what_rounds_cost_is_the_mean_ratio_of_windows_with_them_to_windows_with
 
 
 @pytest.mark.parametrize(("ends", "ratio"), [((), 1.0), ((1,), 1.1), ((6,), 0.9), ((8,), 1.0), ((1, 6), 1.0)])
-def test_windows_in_which_a_pass_ended_do_not_count_unless_all_are_like_that(ends, ratio):
+def test_windows_in_which_a_pass_ended_do_not_count(ends, ratio):
     job = {
         "eps": [9, 10, 10, 9, 11, 10, 10, 11, 8],
         "interrupted": [k in ends for k in range(9)],
@@ -832,7 +832,7 @@ def test_the_median_of_nothing_is_not_a_number():
     assert math.isnan(windows.median([]))
 
 
-def test_while_the_other_way_has_its_turn_nothing_is_counted_and_no_save_begins(monkeypatch):
+def test_the_other_way_counts_nothing_and_begins_no_save(monkeypatch):
     """The priority probe: one, other, other, one; PSs that may not save are told so."""
     counting, told = Tracking("mfu", 0.5), []
     transport = RemoteTables.__new__(RemoteTables)

@@ -92,7 +92,7 @@ def test_an_idle_link_saves_nothing_up():
 
 
 @pytest.mark.parametrize("nap", [1e-5, 7e-4])
-def test_a_server_behind_a_link_answers_at_the_links_rate_in_both_directions(nap):
+def test_a_server_behind_a_link_answers_at_the_links_rate(nap):
     clock = Clock()
     wire, inbox = Wire(clock), Inbox()
     link, rate, size = LimitedLink(wire, 10e6, clock), 10e6, 100_000  # 10 ms a message
@@ -432,9 +432,7 @@ def coded_and_dense(tmp_path, data, algorithm, *overrides):
     ("algorithm", "trainers", "low", "high"),
     [("async_ps", 1, 1.9, 2), ("easgd", 1, 50, 67), ("ma", 2, 50, 67), ("ma", 4, 50, 67)],
 )
-def test_a_codec_makes_rounds_faster_by_what_both_directions_have_in_common(
-    algorithm, trainers, low, high, tmp_path, small_data
-):
+def test_a_codec_shortens_rounds_by_what_both_directions_share(algorithm, trainers, low, high, tmp_path, small_data):
     """With whole pulls less than twice, however few are pushed; both ways as often as there are fewer bytes."""
     coded, dense = coded_and_dense(tmp_path, small_data, algorithm, f"topology.trainers={trainers}")
     assert low < dense.round_seconds(4) / coded.round_seconds(4) < high

@@ -51,7 +51,7 @@ def test_what_is_said(mean, spread, said):
     assert verdict(mean + spread * (d - d.mean()) / d.std()).text == said
 
 
-def test_at_the_margin_equality_is_claimed_wrongly_no_more_often_than_the_level():
+def test_equality_at_the_margin_is_claimed_at_most_at_the_level():
     rng = np.random.default_rng(2)
     wrong = sum(verdict(rng.normal(MARGIN, 0.001, 10)).equal for _ in range(1000))
     assert 30 <= wrong <= 70

@@ -125,7 +125,7 @@ def test_the_command_goes_on_where_the_study_stood(finished, capsys):
     assert lines(finished) == before
 
 
-def test_published_trials_are_printed_without_rows_and_whatever_settings_have_come_since(finished, tmp_path, capsys):
+def test_published_trials_are_printed_despite_newer_settings(finished, tmp_path, capsys):
     record = tmp_path / "published.jsonl"
     record.write_text((finished.folder / trials.TRIALS).read_text())
     other = f"data.folder={tmp_path}/nowhere", "model.top=[4, 1]"

@@ -152,7 +152,7 @@ def test_what_makes_no_sense_is_refused(wrong):
         Lockstep(**wrong)
 
 
-def test_the_first_case_is_not_charged_for_what_is_compiled_in_its_first_run():
+def test_the_first_case_is_not_charged_for_compiling():
     """The reference, which comes first, took three times as long as with a codec."""
     seconds = {"dense": [9.0, 1.0, 1.5, 1.0], "codec": [2.0, 2.0, 2.0, 1.0]}
     runs = [

@@ -278,7 +278,7 @@ def test_a_line_through_the_runs():
     assert math.isnan(table.slope([(1, 0.5, 1.0), (1, 0.6, 1.1)]).error)
 
 
-def test_the_error_of_the_line_counts_the_noise_that_the_runs_of_a_seed_share():
+def test_the_lines_error_counts_noise_that_runs_of_a_seed_share():
     """All are compared with one run without losses. Without any effect half of the slopes were beyond 2 errors of 0."""
     generator, found = np.random.default_rng(0), []
     for _ in range(300):

@@ -137,7 +137,7 @@ def test_rows_saved_before_a_checkpoint_never_replace_its_rows(run, base):
     same(found, 50)
 
 
-def test_an_increment_after_a_checkpoint_replaces_its_rows_whatever_its_date(run):
+def test_an_increment_after_a_checkpoint_replaces_its_rows(run):
     """The number of samples is reported now and then, so that it may be too low."""
     rows = RowStore(newest.path_of(run, WHO), arena(value=60), 1)
     rows.save_all(0)
@@ -151,7 +151,7 @@ def test_an_increment_after_a_checkpoint_replaces_its_rows_whatever_its_date(run
     assert np.isnan(reloaded.unsaved.left)
 
 
-def test_priority_saves_that_come_to_a_save_of_all_rows_count_as_one_where_they_are_loaded(run):
+def test_priority_saves_that_cover_all_rows_count_as_one(run):
     """Two of half of the rows each; a checkpoint that is newer than the base is loaded in place of that."""
     rows = RowStore(newest.path_of(run, WHO), arena(), 1)
     rows.save_all(0)

@@ -161,7 +161,7 @@ def test_a_save_that_fails_is_said_and_all_rows_are_saved_next(saving, said, ste
     assert saving.records == [ROWS, 0]
 
 
-def test_a_full_disk_at_the_base_leaves_the_older_one_and_nothing_beside_it(tmp_path, said):
+def test_a_full_disk_at_the_base_leaves_the_older_one_alone(tmp_path, said):
     saving = Saving(tmp_path, "none")
     saving.save()
     before = saving.loaded().copy()
@@ -281,7 +281,7 @@ def test_updates_lost_are_not_known_where_nobody_counts(saving):
     assert math.isnan(Unsaved(left, samples, 1.0).lost(0, 10))
 
 
-def test_increments_that_outweigh_their_base_are_merged_unless_a_checkpoint_is_newer(saving):
+def test_increments_that_outweigh_their_base_are_merged(saving):
     for checkpoint, records in ((0, [ROWS]), (1, [ROWS, 10])):
         saving.save(samples=100)
         found = []

@@ -65,7 +65,7 @@ def by_trainers(path):
     return path.name.startswith("trainer-0001")
 
 
-def test_asking_whether_a_checkpoint_is_due_touches_none_that_is_being_written(tmp_path):
+def test_due_does_not_touch_a_checkpoint_being_written(tmp_path):
     options = CheckpointOptions(every_examples=10)
     context = SimpleNamespace(options=options, world=None, tables=None, run=tmp_path, memory=ProcessMemory())
     manager = CheckpointManager(context, SimpleNamespace(seconds=1.0), 0)

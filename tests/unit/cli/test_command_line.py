@@ -31,7 +31,7 @@ def refused(capsys, *words):
         (("doctor", "--xyzzy"), "--xyzzy"),
     ],
 )
-def test_an_unknown_option_is_answered_with_the_nearest_and_the_commands_usage(capsys, words, answer):
+def test_an_unknown_option_names_the_nearest_and_the_usage(capsys, words, answer):
     said = refused(capsys, *words)
     command = " ".join(words[: 2 if words[0] == "bench" else 1])
     assert said.startswith(f"usage: ssmpi {command} ")

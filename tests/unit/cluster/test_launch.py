@@ -42,7 +42,7 @@ def _handlers():
         signal.signal(name, handler)
 
 
-def test_every_launcher_has_a_session_folder_of_its_own_that_does_not_outlive_it(tmp_path):
+def test_a_launchers_session_folder_is_its_own_and_ends_with_it(tmp_path):
     folders = []
     for told in (tmp_path / "one", tmp_path / "other"):
         assert launch.supervise([sys.executable, "-c", TELL, str(told)], os.environ, StopSignals()) == 0
@@ -52,7 +52,7 @@ def test_every_launcher_has_a_session_folder_of_its_own_that_does_not_outlive_it
 
 
 @pytest.mark.skipif(not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK), reason="only root chooses process numbers")
-def test_what_a_killed_mpirun_left_keeps_no_later_one_with_its_number_from_starting():
+def test_mpirun_starts_despite_leftovers_of_one_with_its_number():
     """Bare mpirun with such a number ends with 213: "The PMIx server's listener thread failed to start"."""
     line = jobs.LauncherCommand().line(1, "-c", "print('started')")
     chooses = 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid; "$@" & test $! = $0 || { wait $!; exit 3; }; wait $!'
@@ -175,7 +175,7 @@ def test_a_stop_says_how_to_resume(stand_in, capfd, made, command):
     assert capfd.readouterr().err.endswith(f"to resume it: ssmpi launch {command}\n")
 
 
-def test_the_launchers_account_of_an_end_is_left_out_where_a_rank_has_told_it(stand_in, capfd):
+def test_the_launchers_banner_is_dropped_where_a_rank_has_spoken(stand_in, capfd):
     rule = "-" * 74
     banner = f"{rule}\nprterun detected that one or more processes exited with non-zero status,\n\n{rule}\n"
     Path("said").write_text(banner)

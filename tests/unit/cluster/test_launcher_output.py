@@ -81,7 +81,7 @@ def test_a_rank_is_heard_in_the_midst_of_a_banner():
 
 
 @pytest.mark.parametrize("place", range(len(EXITED.splitlines()) + 1))
-def test_a_remark_of_the_launcher_in_the_midst_of_a_banner_goes_and_stays_with_it(place):
+def test_a_launchers_remark_inside_a_banner_belongs_to_it(place):
     lines = EXITED.splitlines(keepends=True)
     both = "".join([*lines[:place], REMARK, *lines[place:]])
     assert passed(LOG + ERROR + both) == LOG + ERROR

@@ -80,7 +80,7 @@ def test_a_marker_from_before_is_no_success_of_this_attempt(
     assert capfd.readouterr().err.count("error: ") == said
 
 
-def test_who_was_refused_has_not_finished_a_run_that_another_job_ends_meanwhile(tmp_path, requeued):
+def test_a_refused_launch_has_not_finished_another_jobs_run(tmp_path, requeued):
     assert conclude(tmp_path, 2, "complete") == 2
 
 
@@ -97,7 +97,7 @@ def test_who_is_cancelled_or_may_not_is_not_put_back(tmp_path, requeued, how):
 
 
 @pytest.mark.parametrize(("does", "said"), [("kill -TERM $$", 0), ("exit 1", 1)])
-def test_a_requeue_that_takes_scontrol_down_has_happened_one_that_fails_is_told(tmp_path, requeued, capfd, does, said):
+def test_a_requeue_may_kill_scontrol_and_is_told_if_it_fails(tmp_path, requeued, capfd, does, said):
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{does}\n")
     assert conclude(tmp_path, 85, "stopped") == STOPPED
     assert capfd.readouterr().err.count("error: 'scontrol requeue 17' ended with 1: submit the job again") == said
@@ -133,6 +133,6 @@ def test_outside_slurm_nothing_is_put_back(tmp_path, requeued, monkeypatch):
 
 
 @pytest.mark.parametrize(("code", "asked"), [(0, True), (LOST, False)])
-def test_hosts_that_do_not_answer_are_named_where_nobody_has_said_what_was_lost(tmp_path, capsys, code, asked):
+def test_silent_hosts_are_named_unless_a_rank_has_said_what_was_lost(tmp_path, capsys, code, asked):
     assert LaunchAttempt(tmp_path, requeue=False).conclude(code, cancelled=False, silent=lambda: ["h2", "h5"]) == LOST
     assert ("error: no answer from h2, h5: " in capsys.readouterr().err) == asked

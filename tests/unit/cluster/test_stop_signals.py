@@ -98,7 +98,7 @@ def test_a_stop_before_the_job_runs_is_passed_on_once(capsys):
     assert capsys.readouterr().err.startswith("stopping (SIGINT)")
 
 
-def test_a_signal_between_two_starts_ends_the_pause_and_is_passed_on_to_no_job_that_has_ended():
+def test_a_signal_between_two_starts_ends_the_pause():
     job, stops = Job(), StopSignals()
     stops.follow(job, pytest.fail)
     job.code = -9

@@ -180,9 +180,7 @@ def test_submit_makes_the_folder_and_hands_the_batch_file_over(run_file, tmp_pat
         ("exit 7", "(exit code 7): it does not say why. Mend the [slurm] section of "),
     ],
 )
-def test_a_job_that_sbatch_refuses_leaves_nothing_and_can_be_submitted_again(
-    run_file, tmp_path, monkeypatch, capsys, there, script, words
-):
+def test_a_job_refused_by_sbatch_can_be_submitted_again(run_file, tmp_path, monkeypatch, capsys, there, script, words):
     if there:
         Path(there).mkdir(parents=True)
     (tmp_path / "bin").mkdir()
@@ -214,7 +212,7 @@ time.sleep(60)
 """
 
 
-def test_without_slurm_a_stop_reaches_the_job_alone_and_its_exit_code_is_passed_on(run_file, tmp_path):
+def test_a_stop_without_slurm_reaches_the_job_alone(run_file, tmp_path):
     """Ctrl-C of a terminal goes to all its processes: none of them may kill the job that saves."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "saves.py").write_text(SAVES)
@@ -404,7 +402,7 @@ def test_spare_hosts_are_asked_for_and_the_job_outlives_a_node(run_file, capsys)
     assert f"5 + 2 spare nodes needed (4 trainer + 3 embedding_ps + 2 sync_ps, 1 trainers a node, servers packed), the site has {count}" in capsys.readouterr().err  # fmt: skip  # noqa: E501
 
 
-def test_submit_without_slurm_removes_its_session_folder_before_bash_takes_its_place(run_file, monkeypatch):
+def test_submit_without_slurm_removes_its_session_folder(run_file, monkeypatch):
     done = []
     monkeypatch.setattr(submit, "remove_session", lambda: done.append("removed"))
     monkeypatch.setattr(os, "execvp", lambda *words: done.append(words[0]))
@@ -422,9 +420,7 @@ def test_submit_without_slurm_removes_its_session_folder_before_bash_takes_its_p
         (("bench", "compression"), ""),
     ],
 )
-def test_a_command_for_one_process_is_refused_under_mpirun_before_anything_is_made(
-    run_file, monkeypatch, capsys, words, own
-):
+def test_a_command_for_one_process_is_refused_under_mpirun(run_file, monkeypatch, capsys, words, own):
     """Several would fight for a folder, leave memory behind, and write the same files."""
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert command(*(run_file if word == "RUN" else word for word in words)) == 2

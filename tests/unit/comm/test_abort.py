@@ -84,7 +84,7 @@ def log_as_found():
     log.log.handlers[:] = handlers
 
 
-def test_neither_a_disk_that_hangs_nor_a_blocked_reader_keeps_a_job_from_ending(tmp_path, monkeypatch, log_as_found):
+def test_a_job_ends_despite_a_hung_disk_or_a_blocked_reader(tmp_path, monkeypatch, log_as_found):
     kept = [unread(tmp_path / name) for name in ("log", "stderr")]
 
     def body():
@@ -124,7 +124,7 @@ def test_where_mpi_does_not_end_a_job_the_rank_ends_itself(monkeypatch):
     assert os.waitstatus_to_exitcode(status) == STOPPED
 
 
-def test_a_thread_that_keeps_the_interpreter_lock_does_not_keep_the_process(monkeypatch):
+def test_a_process_ends_despite_a_thread_that_keeps_the_gil(monkeypatch):
     status = how_it_ends(
         lambda: job(lambda code: ctypes.PyDLL(None).sleep(60)).abort("error: here", STOPPED), monkeypatch
     )

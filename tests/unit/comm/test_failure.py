@@ -248,7 +248,7 @@ def test_a_signal_is_a_wish_to_stop(signum, monkeypatch):
             signal.signal(each, handler)
 
 
-def test_each_rank_of_a_host_is_watched_by_a_few_others_however_many_there_are():
+def test_each_rank_of_a_host_is_watched_by_a_few_others():
     for count in range(1, 40):
         local = list(range(100, 100 + 2 * count, 2))
         watchers = {rank: [w for w in local if rank in failure.watched_ranks(local, w)] for rank in local}

@@ -98,7 +98,7 @@ def test_a_directory_of_some_members_counts_ranks_anew():
     assert some.ranks_of(Role.EMBEDDING_PS) == (1,)
 
 
-def test_every_role_is_described_and_every_server_serves_a_conversation_it_takes_part_in():
+def test_every_role_is_described_and_every_server_serves():
     assert list(ROLES) == list(Role)
     for role in Role:
         assert set(role.traits.conversations) <= set(CONVERSATIONS)

@@ -64,7 +64,7 @@ def test_what_is_done_is_not_left_and_nothing_else_goes(batches, trainer):
     assert trained[trainer].batches.sum() == len(done)
 
 
-def test_a_trainer_that_has_not_come_to_the_latest_deal_has_done_nothing_of_it():
+def test_a_trainer_behind_the_latest_deal_has_done_none_of_it():
     ahead, behind = KeptMemory(), KeptMemory()
     for memory in (ahead, behind):
         trained = TrainedRows(memory, 1, 3)
@@ -93,7 +93,7 @@ def test_a_deal_counts_once_its_note_is_there():
 
 
 @given(st.data(), st.booleans())
-def test_what_the_dealer_knows_of_a_trainer_it_has_done_and_the_rest_it_has_in_hand(data, ahead):
+def test_the_dealer_knows_what_a_trainer_has_done_and_has_in_hand(data, ahead):
     """Two threads each of two trainers, in any order; with ``ahead`` the last piece of a thread may not be done yet."""
     begun = tuple(StartedPiece(k // 2, k % 2, Piece(k, 10, 20)) for k in range(data.draw(st.integers(0, 4))))
     deal = Deal(3, 0, Position(0, 100, True, begun, tuple(Piece(9, 10 * n, 10 * n + 10) for n in range(6))))

@@ -267,7 +267,7 @@ def updates_lost(skew, make):
     return np.mean(lost[PERIOD:]) / BATCH
 
 
-def test_under_skew_priority_loses_fewer_updates_and_without_it_ssu_loses_more():
+def test_priority_loses_fewer_updates_under_skew_only():
     """With CPR's fraction and period. Shares of vanilla's lost updates found: MFU and SCAR 0.42, SSU 0.52 under Zipf
     1.05; 0.87 and 1.30 under Zipf 0.6.
     """

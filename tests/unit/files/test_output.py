@@ -96,7 +96,7 @@ def test_a_power_cut_does_not_undo_the_folders_of_a_run(tmp_path, monkeypatch):
     assert set(synced) == {tmp_path, *(tmp_path / each for each in ("runs", "runs/run", "runs/run/best"))}
 
 
-def test_the_ranks_times_that_cannot_be_written_do_not_change_how_a_run_ends(tmp_path, caplog, monkeypatch):
+def test_a_run_ends_the_same_if_cpu_times_cannot_be_written(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(log, "propagate", True)
     (tmp_path / "usage").touch()
     with cpu_usage.recorded(tmp_path, Role.TRAINER, 3):

@@ -237,7 +237,7 @@ def test_doctor_sees_a_bfloat16_step_that_is_wrong(monkeypatch):
     assert "wrong results" in bfloat16_problems()[0]
 
 
-def test_a_single_process_that_is_killed_leaves_its_session_folder_to_the_next_launcher(tmp_path, bare):
+def test_a_killed_process_leaves_its_session_folder_to_a_launcher(tmp_path, bare):
     bare.setenv("TMPDIR", str(tmp_path))
     bare.setattr(tempfile, "tempdir", None)
     holds = "import time; from ssmpi.host import mpi_environment as env\n"

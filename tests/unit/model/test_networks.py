@@ -164,7 +164,7 @@ def test_updates_are_the_same_whether_gradients_are_deferred_or_not(network, bat
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("batch", [100, 600])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_updates_of_wide_layers_are_the_same_whether_gradients_are_deferred_or_not(name, batch, precision):
+def test_deferred_gradients_of_wide_layers_give_the_same_updates(name, batch, precision):
     """Some rows of a weight at a time, the last of them fewer."""
     options = ModelOptions(name=name, bottom=(70, 4), top=(300, 140, 1), dcn_v2=DCNv2Options(2, 0))
     network = network_of(options, Inputs(40, 40, 4))

@@ -71,7 +71,7 @@ def test_overheads_and_pls_are_those_of_a_simulation(interval, full_hours, parti
     assert hours[2] == pytest.approx(expected, rel=0.04)
 
 
-def test_the_expected_pls_is_an_upper_bound_because_a_second_loss_books_only_what_came_after_the_first():
+def test_the_expected_pls_is_an_upper_bound():
     """With x losses of a PS between two saves it is 1 - (1 - exp(-x)) / x, not x / 2."""
     often = example_with(mtbf=2)
     x = 28 / (18 * 2)
@@ -140,7 +140,7 @@ def test_partial_recovery_that_would_save_all_the_time_is_not_chosen():
     assert found.mode == "full"
 
 
-def test_a_save_that_waits_for_its_disk_limits_the_interval_by_the_time_that_it_takes():
+def test_a_save_that_waits_for_its_disk_limits_the_interval():
     """By hand: 8 PSs, a loss in 4 h, 2 x 0.02 x 8 x 14,400 = 4,608 s wanted. A save of 6 s of a processor takes 600 s,
     so that it comes every 6,000 s: the PLS is 6,000 / (2 x 8 x 14,400) = 0.026.
     """

@@ -167,7 +167,7 @@ def test_each_input_is_what_is_known_best_and_says_where_it_comes_from():
     ]  # fmt: skip
 
 
-def test_before_it_has_measured_anything_a_run_decides_by_the_size_of_its_own_state(tmp_path, small_data):
+def test_a_run_that_has_measured_nothing_decides_by_its_states_size(tmp_path, small_data):
     """A job that may lose few samples: 324 s a save, those of CPR's example, would be too many; its rows take less."""
     options = ("topology.embedding_ps=2", "recovery.mtbf_hours=10", "recovery.target_pls=0.01")
     config = write_run_file(tmp_path, small_data, *options)
@@ -242,9 +242,7 @@ def told_of(config):
     return Told(run)
 
 
-def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_again(
-    tmp_path, small_data, caplog, monkeypatch
-):
+def test_rows_are_saved_while_that_is_cheaper(tmp_path, small_data, caplog, monkeypatch):
     """By hand: checkpoints every 288 s cost 0.5 / 288 = 0.17 %, training again 144 / 3,600 = 4 %, each loss 144 / 3,600
     = 4 % besides. At T_part = 2 x 0.01 x 2 x 3,600 = 144 s rows are saved once between two checkpoints: 11.5 s cost as
     much. The run changes where the other way is 10 % cheaper: to full recovery at (8.17 / 0.9 - 4.17) % x 288 = 14.14

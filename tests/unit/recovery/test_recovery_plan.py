@@ -87,7 +87,7 @@ def test_plan_states_its_inputs_and_decides(planned):
     assert "'auto' saves rows beside checkpoints, " in text
 
 
-def test_costs_that_nobody_gives_are_estimated_from_the_bytes_of_the_embedding_ps_that_holds_most(planned, tmp_path):
+def test_unknown_costs_follow_from_the_largest_embedding_ps(planned, tmp_path):
     """One table of 10 million rows, of 16 floats with one for their state, in two halves: 340 MB."""
     (tmp_path / "tables").write_text("10_000_000 ".replace("_", "") + "1 " * 25)
     code, text, _ = planned("--recovery", "topology.embedding_ps=2")

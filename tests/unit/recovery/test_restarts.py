@@ -123,7 +123,7 @@ def test_off_is_off(tmp_path):
     assert not folder.exists()
 
 
-def test_memory_of_killed_ranks_is_removed_and_hosts_that_do_not_answer_are_named(tmp_path, capsys):
+def test_memory_of_killed_ranks_is_removed_or_its_host_named(tmp_path, capsys):
     made = restarts(tmp_path, memory_folder=str(tmp_path))
     folder = memory_folder.of_launch(str(tmp_path), made.supervised.launch)
     folder.mkdir()
@@ -284,7 +284,7 @@ def test_a_copy_of_a_run_leaves_the_memory_of_the_original(tmp_path, of_one_rank
     assert memory_folder.of_launch(str(tmp_path), "launch").exists()
 
 
-def test_a_start_without_a_launcher_that_does_not_want_the_memory_removes_it(tmp_path, of_one_rank):
+def test_a_start_without_a_launcher_removes_memory_it_does_not_want(tmp_path, of_one_rank):
     """As where ``--checkpoint`` is given."""
     _, begin = of_one_rank
     begin("launch", 1)

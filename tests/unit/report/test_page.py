@@ -253,7 +253,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_shown(runs, broken, tmp_path, 
     assert all(sentence in Page(out).text for sentence in read(broken).missing)
 
 
-def test_a_run_with_nothing_to_show_is_an_error_after_the_page_of_the_others(runs, broken, tmp_path, capsys):
+def test_a_run_with_nothing_to_show_is_an_error_after_the_page(runs, broken, tmp_path, capsys):
     out = tmp_path / "page.html"
     (broken / "metrics.jsonl").write_text("garbage\n")
     (broken / "result.json").write_text("{")

@@ -212,7 +212,7 @@ def test_a_run_folder_that_holds_the_run_file_given_is_not_replaced(finished):
 
 
 @pytest.mark.parametrize("place", ["/proc/ssmpi/run", "a file/run", "a file"])
-def test_a_folder_that_cannot_be_written_is_named_before_its_disk_is_called_full(own_folder, place):
+def test_an_unwritable_folder_is_named_before_a_full_disk(own_folder, place):
     """Read-only file systems often have no byte free."""
     Path("a file").write_text("mine")
     before = contents(own_folder)

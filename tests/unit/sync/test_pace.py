@@ -112,7 +112,7 @@ def due_at(due, clock, calls, step=1.0):
     return found
 
 
-def test_every_so_many_iterations_of_a_thread_or_of_all_that_count_together(monkeypatch):
+def test_every_iterations_counts_a_thread_or_all_together(monkeypatch):
     clock, due = Clock(monkeypatch, []), pace.RoundTimer(sync.Options(pace="fixed_rate", every_iterations=3))
     assert due_at(due, clock, 10) == [3, 6, 9]
     due.begin(per=2)

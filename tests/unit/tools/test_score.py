@@ -124,7 +124,7 @@ def test_a_damaged_manifest_of_a_model_is_described_with_the_remedy(project, tex
         assert "Error" not in words
 
 
-def test_a_damaged_manifest_of_a_checkpoint_names_the_command_that_steps_over_it(project):
+def test_a_damaged_manifest_names_the_command_that_skips_it(project):
     shutil.move(RUN / "model", RUN / "checkpoints/checkpoint-000003")
     (RUN / "checkpoints/checkpoint-000003/manifest.json").write_text("{")
     with pytest.raises(DataError, match=rf"damaged.*'ssmpi launch --resume {RUN} --checkpoint whole'"):
