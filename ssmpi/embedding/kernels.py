@@ -51,7 +51,7 @@ def out_of_range(rows: np.ndarray, limit: int) -> int:
 
 @njit(cache=True, nogil=True)
 def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """out[k] = weights[rows[k]]."""
+    """out[k] = weights[rows[k]]: rows of a table; or one row per id, as the model reads them, of the unique ones."""
     for k in range(rows.shape[0]):
         r = rows[k]
         for j in range(weights.shape[1]):
@@ -193,15 +193,6 @@ def _clear(keys: np.ndarray, present: np.ndarray) -> None:
         slots[d] = _slot(keys, present[d])
     for d in range(present.shape[0]):
         keys[slots[d]] = EMPTY
-
-
-@njit(cache=True, nogil=True)
-def expand(unique: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
-    """out[i] = unique[inverse[i]]: from unique rows to one row per id, as the model reads them."""
-    for i in range(inverse.shape[0]):
-        k = inverse[i]
-        for j in range(out.shape[1]):
-            out[i, j] = unique[k, j]
 
 
 @njit(cache=True, nogil=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from ssmpi.compiled.kernel_args import array_at
-from ssmpi.embedding.kernels import expand, gather, grouped_adagrad, route, rowwise_adagrad, sgd, sum_by_row
+from ssmpi.embedding.kernels import gather, grouped_adagrad, route, rowwise_adagrad, sgd, sum_by_row
 
 # Places in a lookup's arguments. From MAPPED on: weights and state of each PS, empty if they are not mapped here.
 LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, UNIQUE, VALUES, SUMMED, MAPPED = range(0, 26, 2)
@@ -47,7 +47,7 @@ def pull(args: np.ndarray, ids: np.ndarray, whole: bool) -> int:
 @njit(cache=True, nogil=True)
 def expand_rows(args: np.ndarray, count: int) -> None:
     """Copy the unique rows, which have arrived, to VALUES for ``count`` ids."""
-    expand(_by_row(args, UNIQUE), array_at(args, INVERSE, np.int32)[:count], _by_row(args, VALUES)[:count])
+    gather(_by_row(args, UNIQUE), array_at(args, INVERSE, np.int32)[:count], _by_row(args, VALUES)[:count])
 
 
 @njit(cache=True, nogil=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from ssmpi.core.protocols import DenseStep
 from ssmpi.sync.base import SYNC_PS, Synchronizer
@@ -17,8 +16,10 @@ from ssmpi.sync.thread_barrier import ThreadBarrier
 StartThread = Callable[..., threading.Thread]  # (name, body, *arguments): begins a guarded thread of this rank
 
 
-class Pace(Protocol):
-    """What the training loop and the trainer call on a pace."""
+class Pace:
+    """What the training loop and the trainer call on a pace. This one runs no rounds: for ``algorithm = "none"``, one
+    trainer alone, and steps that are rounds.
+    """
 
     def begin(self) -> None:
         """A part of the run starts: worker threads are about to train."""
@@ -58,12 +59,6 @@ class Shadow(Pace):
         self._synchronizer.exchange.begin()
         self._finished.clear()
         self._thread = self._start("shadow", self._run)
-
-    def after_step(self, thread: int) -> None:
-        """Nothing to do in the training loop."""
-
-    def thread_done(self, thread: int) -> None:
-        """Nothing: the shadow thread continues for the others."""
 
     def end(self) -> None:
         """Let the round in flight finish, answer the others until they are done, stop the thread."""
@@ -107,9 +102,6 @@ class EachThread(Pace):
         if self._due[thread].count():
             self._synchronizers[thread].round()
 
-    def thread_done(self, thread: int) -> None:
-        """Nobody waits for this thread."""
-
     def end(self) -> None:
         """Run the last rounds."""
         for synchronizer in self._synchronizers:
@@ -142,23 +134,7 @@ class Together(Pace):
         self._synchronizer.close()
 
 
-class NoPace(Pace):
-    """No rounds at all: ``algorithm = "none"``, or one trainer alone."""
-
-    def begin(self) -> None:
-        """Nothing to do."""
-
-    def after_step(self, thread: int) -> None:
-        """Nothing to do."""
-
-    def thread_done(self, thread: int) -> None:
-        """Nothing to do."""
-
-    def end(self) -> None:
-        """Nothing to do."""
-
-
-class Follower(NoPace):
+class Follower(Pace):
     """Another trainer of this host runs the rounds of this one."""
 
     def __init__(self, synchronizer: Synchronizer) -> None:
@@ -173,7 +149,7 @@ class Follower(NoPace):
         self._synchronizer.close()
 
 
-class InStep(NoPace):
+class InStep(Pace):
     """The optimizer's step is the round."""
 
     def __init__(self, synchronizers: list[Synchronizer]) -> None:
@@ -230,7 +206,7 @@ def make_pace(
     ``share`` of a core is what this host has for the shadow thread; ``cpu_share`` overrides it.
     """
     if synchronizers[0].idle:
-        return NoPace()
+        return Pace()
     if synchronizers[0].in_the_step:
         return InStep(synchronizers)
     if options.pace == "shadow":

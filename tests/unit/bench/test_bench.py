@@ -50,7 +50,7 @@ from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica, ThreadModel
-from ssmpi.sync.pace import NoPace, Shadow
+from ssmpi.sync.pace import Pace, Shadow
 from ssmpi.train import hogwild
 
 CORES = 2
@@ -208,7 +208,7 @@ class StubExchange:
 def probed(pace=None, exchange=None, shares=(), ticks=None):
     """What a probe works with, of a trainer without a job; its clock is ``pace``."""
     trainer = SimpleNamespace(pace=pace, synchronizers=[SimpleNamespace(exchange=exchange)])
-    return probes.Probed(trainer, None, TickingPace(NoPace(), ticks or Ticks(1)), shares)
+    return probes.Probed(trainer, None, TickingPace(Pace(), ticks or Ticks(1)), shares)
 
 
 def test_rounds_pause_in_the_other_windows_and_are_not_timed_there(monkeypatch):
@@ -671,7 +671,7 @@ def test_all_that_the_loop_calls_has_a_stopwatch(config_of, monkeypatch):
     model = SimpleNamespace(arrays=(None, None), forward_backward=lambda *_: found)
     trainer = SimpleNamespace(
         progress=SimpleNamespace(rate_factor=lambda: 1.0, record=lambda *_: told.append("record")),
-        pace=NoPace(), model_of=lambda thread: model, stream=lambda thread: iter(batches),
+        pace=Pace(), model_of=lambda thread: model, stream=lambda thread: iter(batches),
         optimizer_of=lambda thread: SimpleNamespace(step=lambda *_: told.append("step")),
         lookups=lambda thread, kind: kind(LocalTables(arena), placement, options, thread, None),
     )  # fmt: skip

@@ -28,7 +28,7 @@ from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, SYNC_PS, elastic_mirrors, mean_mirrors
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.pace import NoPace
+from ssmpi.sync.pace import Pace
 from ssmpi.tools import forecast
 from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
@@ -302,7 +302,7 @@ def test_each_thread_of_a_trainer_waits_for_itself():
     """And a round in the foreground adds to the step of the thread that runs it."""
     vector = np.zeros(3, np.float32)
     model = SimpleNamespace(arrays=(vector, vector))
-    trainer = EmulatedTrainer(SimpleNamespace(model_of=lambda _: model, pace=NoPace(), progress=None), 0.001, index=0)
+    trainer = EmulatedTrainer(SimpleNamespace(model_of=lambda _: model, pace=Pace(), progress=None), 0.001, index=0)
     steps, ends = [], []
 
     def work(thread):
