@@ -22,9 +22,10 @@ from ssmpi.bench.harness.limited_links import limited_hosts
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.results import JobResult
 from ssmpi.bench.harness.windows import Timing
+from ssmpi.bench.options import ClusterOptions
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import SECONDS, positive, require
+from ssmpi.core.settings import require
 from ssmpi.tools.forecast import Forecast, LinkSpeeds, Prediction, forecast
 
 ROWS = 300_000
@@ -110,49 +111,25 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number > 1)}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
-    """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS.
-    ``virtual_hosts``: each server is on one of its own, and the kernel limits its link.
-    """
+def timing_of(options: ClusterOptions) -> Timing:
+    """The timing of one visit: the warm-up is long enough to fill the queues."""
+    return Timing(2 * options.seconds, options.seconds, 3)
 
-    folder: Path = Path("runs/bench")
-    trainers: tuple[int, ...] = (1, 2, 4, 8, 16)
-    step_ms: float = 50.0
-    link_mb: float = 4.0
-    embedding_link_mb: float = 2.0
-    seconds: float = 2.0
-    only: str = ""
-    virtual_hosts: bool = False
 
-    def __post_init__(self) -> None:
-        require(
-            bool(self.trainers) and min(self.trainers) >= 1,
-            f"--trainers must list positive numbers, got {self.trainers}",
-        )
-        for name in ("step_ms", "link_mb", "embedding_link_mb", "seconds"):
-            positive(f"--{name.replace('_', '-')}", getattr(self, name), SECONDS)
+def narrow(options: ClusterOptions, scenario: Scenario) -> float | None:
+    """Bytes per second of an embedding PS's link; None if it is not limited."""
+    return 1e6 * options.embedding_link_mb if scenario.narrow else None
 
-    @property
-    def timing(self) -> Timing:
-        """The timing of one visit: the warm-up is long enough to fill the queues."""
-        return Timing(2 * self.seconds, self.seconds, 3)
 
-    def links(self, scenario: Scenario) -> LinkSpeeds:
-        """The speeds of the limited links; trainers' links are not limited."""
-        return LinkSpeeds(1e6 * self.link_mb, self._narrow(scenario) or math.inf)
+def rates(options: ClusterOptions, scenario: Scenario) -> list[float | None]:
+    """The rate of each server's link in rank order; None if it is not limited."""
+    return [narrow(options, scenario)] * scenario.embedding_ps + [1e6 * options.link_mb] * scenario.sync_ps
 
-    def rates(self, scenario: Scenario) -> list[float | None]:
-        """The rate of each server's link in rank order; None if it is not limited."""
-        return [self._narrow(scenario)] * scenario.embedding_ps + [1e6 * self.link_mb] * scenario.sync_ps
 
-    def emulation(self, scenario: Scenario) -> Emulation:
-        """The ranks' emulation; it includes links only if the kernel does not limit them."""
-        links = () if self.virtual_hosts else (1e6 * self.link_mb, self._narrow(scenario))
-        return Emulation(self.step_ms / 1e3, *links)
-
-    def _narrow(self, scenario: Scenario) -> float | None:
-        return 1e6 * self.embedding_link_mb if scenario.narrow else None
+def emulation(options: ClusterOptions, scenario: Scenario) -> Emulation:
+    """The ranks' emulation; it includes links only if the kernel does not limit them."""
+    links = () if options.virtual_hosts else (1e6 * options.link_mb, narrow(options, scenario))
+    return Emulation(options.step_ms / 1e3, *links)
 
 
 def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
@@ -166,7 +143,7 @@ def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[
     base = run_file_for(options, run_file, overrides)
     say(
         f"{len(visits)} jobs of up to {max(scenario.ranks(n) for scenario, n in visits)} ranks, "
-        f"{options.timing.total:g} s each"
+        f"{timing_of(options).total:g} s each"
     )
     header, rows = machine.describe(), []
     models = {scenario: expected(options, scenario, base) for scenario, _ in visits}
@@ -200,7 +177,8 @@ def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequenc
 
 def expected(options: ClusterOptions, scenario: Scenario, base: Path) -> Forecast:
     """The prediction, for any number of trainers."""
-    return forecast(load(base, scenario.overrides(2)), options.step_ms / 1e3, options.links(scenario))
+    links = LinkSpeeds(1e6 * options.link_mb, narrow(options, scenario) or math.inf)  # trainers' are not limited
+    return forecast(load(base, scenario.overrides(2)), options.step_ms / 1e3, links)
 
 
 @contextlib.contextmanager
@@ -213,7 +191,7 @@ def starter(
         return
     servers = max(scenario.servers for scenario, _ in visits)
     with limited_hosts(servers, options.folder, Path(load(base, ()).data.folder)) as hosts:
-        yield lambda scenario, trainers: hosts.start(trainers, options.rates(scenario))
+        yield lambda scenario, trainers: hosts.start(trainers, rates(options, scenario))
 
 
 def visit(
@@ -221,8 +199,8 @@ def visit(
 ) -> dict[str, Any]:
     """Run one job with the prediction's number of trainers."""
     settings = scenario.overrides(predicted.trainers)
-    jobs = Jobs(base, options.folder / "jobs", options.emulation(scenario), start)
-    found = jobs.run(scenario.ranks(predicted.trainers), settings, options.timing)
+    jobs = Jobs(base, options.folder / "jobs", emulation(options, scenario), start)
+    found = jobs.run(scenario.ranks(predicted.trainers), settings, timing_of(options))
     config = load(base, settings)
     return figures(scenario, predicted, found, config.data.batch_size * config.topology.threads)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ssmpi.bench import restart_time
 from ssmpi.bench.harness import data
+from ssmpi.bench.options import ScaleOptions
 from ssmpi.cluster.launch import launch
 from ssmpi.core.errors import DataError
-from ssmpi.core.settings import EXAMPLES, within
 from ssmpi.core.topology import Topology
 from ssmpi.files import atomic_file, log
 from ssmpi.run.request import RunRequest
@@ -39,12 +39,11 @@ class JobCost:
     end: float
 
 
-def measure(counts: Sequence[int], folder: Path, kills: int = 0) -> list[JobCost]:
+def measure(options: ScaleOptions) -> list[JobCost]:
     """Run one job of each size and print their times; write ``scale.json`` to ``folder`` at the end. Then
     kill a rank of a job of ``RESTARTED`` ranks ``kills`` times, and print how long it takes to resume training.
     """
-    jobs = [topology(ranks) for ranks in counts]
-    within("--kills", kills, 0, EXAMPLES)
+    jobs, folder, kills = [topology(ranks) for ranks in options.ranks], options.folder, options.kills
     folder.mkdir(parents=True, exist_ok=True)
     shards = data.synthetic(folder / "data", ROWS)
     costs = [job(roles, shards, folder / f"scale-{roles.size}") for roles in jobs]
@@ -108,11 +107,3 @@ def table(costs: Sequence[JobCost]) -> str:
     lines = ["ranks   all joined   training begins   rows trained   job ended   (seconds for each step)"]
     lines += [f"{c.ranks:5} {c.join:12.1f} {c.prepare:17.1f} {c.work:14.1f} {c.end:11.1f}" for c in costs]
     return "\n".join(lines)
-
-
-def counts_of(text: str) -> list[int]:
-    """Parse ``32,64``."""
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise DataError(f"--ranks takes numbers with commas between them, got '{text}'") from None

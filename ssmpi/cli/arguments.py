@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ssmpi import __version__
 from ssmpi.cli import commands
-from ssmpi.cli.bench_arguments import add_benchmarks
+from ssmpi.cli.bench import add_benchmarks
 from ssmpi.cli.recovery_arguments import add_recovery_plan
 from ssmpi.cli.subcommand import add, add_run_file
 from ssmpi.files.run_files import REPORT

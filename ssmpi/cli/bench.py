@@ -1,13 +1,64 @@
-"""The functions behind ``ssmpi bench``; as in ``commands`` each imports what it runs."""
+"""``ssmpi bench``: its kinds, and the functions behind them; as in ``commands`` each imports what it runs."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ssmpi.cli.commands import given_inputs, numbers
-from ssmpi.core.errors import SettingsError
+from ssmpi.bench import options
+from ssmpi.cli.commands import given_inputs
+from ssmpi.cli.options import add_options, taken
+from ssmpi.cli.recovery_arguments import add_inputs
+from ssmpi.cli.subcommand import add, add_overrides, add_run_file
 from ssmpi.files import log
+
+if TYPE_CHECKING:
+    from ssmpi.cli.subcommand import Commands
+
+
+def add_benchmarks(among: Commands) -> None:
+    """``bench`` and its kinds."""
+    text = "measure ssmpi, its upper bounds and other programs"
+    kinds = among.add_parser("bench", help=text, description=text).add_subparsers(required=True, metavar="KIND")
+    text = "examples per second of all contenders, in turns, and where time goes"
+    sub = add(kinds, "throughput", throughput, text)
+    add_overrides(sub, "data and model (default: synthetic Criteo, Kaggle DLRM)", run_file=True)
+    add_options(sub, options.ThroughputOptions)
+    add_study(kinds)
+    text = "how algorithms scale with trainers, with dense steps and links emulated on this host"
+    sub = add(kinds, "cluster", cluster, text)
+    add_overrides(sub, "a run file for its data, settings for all jobs", run_file=True)
+    add_options(sub, options.ClusterOptions)
+    text = "repeat a run in one process, without MPI and races, and vary its seeds one by one"
+    sub = add(kinds, "lockstep", lockstep, text)
+    add_run_file(sub)
+    add_options(sub, options.LockstepOptions)
+    text = "in lockstep: tune, then test by pairs of seeds whether shadow and foreground come to the same quality"
+    sub = add(kinds, "equivalence", equivalence, text)
+    sub.add_argument("study_file", type=Path, help="TOML file; see jobs/studies/lockstep")
+    add_overrides(sub, "settings that override the study file")
+    add_options(sub, options.EquivalenceOptions)
+    text = "what codecs cost and save: nanoseconds and bytes per entry"
+    add_options(add(kinds, "compression", compression, text), options.CompressionOptions)
+    text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
+    sub = add(kinds, "recovery", recovery, text)
+    add_overrides(sub, "data and model (default: synthetic Criteo, Kaggle DLRM, 18 embedding PSs)", run_file=True)
+    add_options(sub, options.EmulationOptions)
+    add_inputs(sub, "the emulated job (defaults are an example's)")
+    text = "the cost of starting and ending a job of many ranks on this host"
+    add_options(add(kinds, "scale", scale, text), options.ScaleOptions)
+
+
+def add_study(kinds: Commands) -> None:
+    """``bench study``."""
+    sub = add(kinds, "study", study, "run a grid of runs, each once, and make one table of them")
+    sub.add_argument("study_file", type=Path, help="TOML file with axes of settings; see jobs/studies")
+    add_overrides(sub, "settings that override the study file")
+    mode = sub.add_mutually_exclusive_group()
+    mode.add_argument("--list", action="store_true", help="print the cells with their numbers and states, run nothing")
+    mode.add_argument("--cell", type=int, metavar="K", help="run cell K only (for array jobs), make no table")
+    mode.add_argument("--table", action="store_true", help="make the table of the finished cells, run nothing")
 
 
 def run_file_of(words: list[str]) -> Path | None:
@@ -19,7 +70,7 @@ def scale(arguments: argparse.Namespace) -> int:
     """``ssmpi bench scale``."""
     from ssmpi.bench import scale as bench
 
-    bench.measure(bench.counts_of(arguments.ranks), arguments.folder, arguments.kills)
+    bench.measure(taken(options.ScaleOptions, arguments))
     return 0
 
 
@@ -27,17 +78,8 @@ def throughput(arguments: argparse.Namespace) -> int:
     """``ssmpi bench throughput``."""
     from ssmpi.bench.throughput import throughput as bench
 
-    words = arguments.overrides
-    run_file = run_file_of(words)
-    batches = numbers("--batch", arguments.batch)
-    try:
-        shares = tuple(float(word) for word in arguments.shares.split(","))
-    except ValueError:
-        raise SettingsError(f"--shares takes a comma-separated list of numbers, got '{arguments.shares}'") from None
-    options = bench.ThroughputOptions(
-        arguments.folder, arguments.rounds, arguments.seconds, batches, arguments.only, shares
-    )
-    bench.measure(bench.short(options) if arguments.short else options, run_file, words)
+    run_file = run_file_of(arguments.overrides)
+    bench.measure(taken(options.ThroughputOptions, arguments), run_file, arguments.overrides)
     return 0
 
 
@@ -45,19 +87,8 @@ def cluster(arguments: argparse.Namespace) -> int:
     """``ssmpi bench cluster``."""
     from ssmpi.bench import cluster as bench
 
-    words = arguments.overrides
-    run_file = run_file_of(words)
-    options = bench.ClusterOptions(
-        folder=arguments.folder,
-        trainers=numbers("--trainers", arguments.trainers),
-        step_ms=arguments.step_ms,
-        link_mb=arguments.link_mb,
-        embedding_link_mb=arguments.embedding_link_mb,
-        seconds=arguments.seconds,
-        only=arguments.only,
-        virtual_hosts=arguments.virtual_hosts,
-    )
-    bench.measure(options, run_file, words)
+    run_file = run_file_of(arguments.overrides)
+    bench.measure(taken(options.ClusterOptions, arguments), run_file, arguments.overrides)
     return 0
 
 
@@ -65,7 +96,7 @@ def compression(arguments: argparse.Namespace) -> int:
     """``ssmpi bench compression``."""
     from ssmpi.bench.compression import speed
 
-    speed.measure(arguments.codecs.split(","), arguments.entries, arguments.rounds, arguments.out)
+    speed.measure(taken(options.CompressionOptions, arguments))
     return 0
 
 
@@ -73,14 +104,9 @@ def recovery(arguments: argparse.Namespace) -> int:
     """``ssmpi bench recovery``."""
     from ssmpi.bench.recovery import recovery as bench
 
-    words, given = arguments.overrides, given_inputs(arguments)
-    run_file = run_file_of(words)
-    seeds = numbers("--seeds", arguments.seeds)
-    options = bench.EmulationOptions(
-        arguments.folder, seeds, arguments.at_once, arguments.only, arguments.short, given, arguments.gamma_shape,
-        arguments.trials,
-    )  # fmt: skip
-    bench.measure(options, run_file, words)
+    run_file = run_file_of(arguments.overrides)
+    given = taken(options.EmulationOptions, arguments, inputs=given_inputs(arguments))
+    bench.measure(given, run_file, arguments.overrides)
     return 0
 
 
@@ -106,21 +132,18 @@ def lockstep(arguments: argparse.Namespace) -> int:
     from ssmpi.config import load
 
     log.configure("lockstep", verbose=True)
-    seed = arguments.seed
-    given = Lockstep(
-        arguments.gap, arguments.staleness, seed, seed, seed, arguments.interleaving, steps=arguments.steps,
-        feedback=not arguments.no_feedback,
-    )  # fmt: skip
-    if arguments.case:
+    given = taken(options.LockstepOptions, arguments)
+    seed = given.seed
+    base = Lockstep(given.gap, given.staleness, seed, seed, seed, given.interleaving, steps=given.steps)
+    if given.case:
         from ssmpi.bench.lockstep import paired
 
         cases = paired.cases_of(
-            arguments.case, lambda words: load(arguments.run_file, [*arguments.overrides, *words]), given
+            given.case, lambda words: load(arguments.run_file, [*arguments.overrides, *words]), base
         )
-        paired.measure(cases, cases[0].config.evaluate.final, arguments.runs, arguments.out)
+        paired.measure(cases, cases[0].config.evaluate.final, given.runs, given.out)
         return 0
-    vary = [name for name in arguments.vary.split(",") if name]
-    bench.measure(load(arguments.run_file, arguments.overrides), given, vary, arguments.runs, arguments.out)
+    bench.measure(load(arguments.run_file, arguments.overrides), base, given.vary, given.runs, given.out)
     return 0
 
 
@@ -130,7 +153,7 @@ def equivalence(arguments: argparse.Namespace) -> int:
     from ssmpi.bench.lockstep.design import load
 
     log.configure("equivalence", verbose=True)
-    design = load(arguments.study_file, arguments.overrides)
-    if arguments.trials:
-        return study.print_recorded(design, arguments.trials)
-    return study.run_all(design, arguments.minutes, arguments.jobs)
+    given, design = taken(options.EquivalenceOptions, arguments), load(arguments.study_file, arguments.overrides)
+    if given.trials:
+        return study.print_recorded(design, given.trials)
+    return study.run_all(design, given.minutes, given.jobs)

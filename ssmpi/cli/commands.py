@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssmpi.cli.options import listed
 from ssmpi.comm import signals
 from ssmpi.comm.starting import StartWatch
 from ssmpi.core.errors import STOPPED, SettingsError
@@ -153,16 +154,8 @@ def predicted(config: Config, arguments: argparse.Namespace) -> str:
         raise SettingsError("--predict samples batches of the prepared data: prepare it, and leave out --tables")
     speed = 1e6 * arguments.link_mb
     links = LinkSpeeds(speed, speed, speed)
-    step, trainers = arguments.step_ms / 1e3, numbers("--trainers", arguments.trainers or TRAINERS)
+    step, trainers = arguments.step_ms / 1e3, listed("--trainers", arguments.trainers or TRAINERS)
     return forecast.describe(config, step, links, trainers)
-
-
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """``1,8,64`` as numbers."""
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise SettingsError(f"{option} takes a comma-separated list of integers, got '{text}'") from None
 
 
 def doctor(arguments: argparse.Namespace) -> int:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
 from ssmpi import compress
 from ssmpi.bench.compression import exchanges
 from ssmpi.bench.compression.timing import timed
-from ssmpi.core.settings import EXAMPLES, within
+from ssmpi.bench.options import CompressionOptions
+from ssmpi.core.settings import EXAMPLES
 from ssmpi.files import atomic_file
 
 
@@ -35,12 +35,11 @@ class CodecCost:
     density: float
 
 
-def measure(codecs: Sequence[str], entries: int, rounds: int, out: Path | None) -> list[CodecCost]:
-    """Print a line for each codec and for its ``exchanges``, and write all of it as JSON to ``out``. SettingsError for
-    an unknown codec.
+def measure(options: CompressionOptions) -> list[CodecCost]:
+    """Print a line for each codec and for its ``exchanges``, and write all of it to ``--out``. SettingsError for an
+    unknown codec.
     """
-    within("--entries", entries, 1, 2**30)
-    within("--rounds", rounds, 2, EXAMPLES)
+    codecs, entries, rounds, out = options.codecs, options.entries, options.rounds, options.out
     if out:
         atomic_file.check(out)
     made = {

@@ -6,18 +6,17 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
+from ssmpi.bench.options import EmulationOptions
 from ssmpi.bench.recovery import table
 from ssmpi.checkpoint.arena_writer import free_memory
 from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.settings import require, within
 from ssmpi.data.schema import read_manifest
 from ssmpi.metrics import results
 from ssmpi.recovery.inputs import inputs_of
@@ -31,31 +30,9 @@ if TYPE_CHECKING:
 RESULT, TRIALS = "recovery.json", "trials.jsonl"
 SERVERS = "topology.embedding_ps=18"  # as in CPR's production-scale run
 SMALL = ("model.bottom=[32,16]", "model.top=[32,1]", "data.batch_size=64")  # of the short mode
-SHAPES = 0.1, 1000.0  # of the times between losses: from bursts to nearly even intervals
 FRACTION = 0.125  # of the rows in a priority save (CPR)
 NO_LOSS, VANILLA = "no loss", "CPR-vanilla"
 UPDATES_LOST = "updates_lost", "large_lost", "batches_lost"
-
-
-@dataclass(frozen=True)
-class EmulationOptions:
-    """The options of the command. Each loss hits ``at_once`` PSs; ``inputs`` are the given inputs of the policy, by
-    name. Times between losses have a gamma distribution of this ``shape``, 1: exponential. Runs that are in ``trials``,
-    by default a file in the folder, are not repeated.
-    """
-
-    folder: Path
-    seeds: tuple[int, ...]
-    at_once: int
-    only: str
-    short: bool
-    inputs: Mapping[str, float]
-    shape: float = 1.0
-    trials: Path | None = None
-
-    def __post_init__(self) -> None:
-        within("--gamma-shape", self.shape, *SHAPES)
-        require(len(set(self.seeds)) == len(self.seeds), f"--seeds must list different seeds, got {self.seeds}")
 
 
 def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
@@ -91,7 +68,7 @@ def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequenc
         "slopes": {name: results.plain(dataclasses.asdict(slope)) for name, slope in slopes.items()},
     }
     sections = [
-        table.table(given, options.at_once, rows, options.shape),
+        table.table(given, options.at_once, rows, options.gamma_shape),
         table.against(VANILLA, rows),
         table.fits(slopes),
     ]
@@ -147,7 +124,7 @@ def run(
     from ssmpi.bench.recovery.emulation import RecoveryEmulation, schedule
     from ssmpi.bench.recovery.trials import key_of
 
-    losses = [] if strategy.name == NO_LOSS else schedule(given, options.at_once, seed, options.shape)
+    losses = [] if strategy.name == NO_LOSS else schedule(given, options.at_once, seed, options.gamma_shape)
     config: Config = load(base, (f"run.seed={seed}",))
     key = key_of(config, given, strategy, losses)
     if known := trials.find(key):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,62 +19,39 @@ from ssmpi.bench.harness.jobs import Jobs
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.results import Visit
 from ssmpi.bench.harness.windows import Timing, summary
+from ssmpi.bench.options import ThroughputOptions
 from ssmpi.bench.throughput import render
 from ssmpi.bench.throughput.contenders import SSMPI, Contender, grid, in_fresh_process, visit_local
 from ssmpi.bench.throughput.sections import NOT_SHORT, SECTIONS
-from ssmpi.bench.throughput.turns import CPU_SHARES, Harness
+from ssmpi.bench.throughput.turns import Harness
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import SECONDS, positive, require
 
 START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
 SHORT_WINDOW = 0.3  # seconds
-SHORT_JOBS = {"shadow": len(CPU_SHARES)}  # of sections with --short; the others have one
+SHORT_JOBS = {"shadow": 2}  # of sections with --short: two shares; the others have one
 RESULT = "throughput.json"
-
-
-@dataclass(frozen=True)
-class ThroughputOptions:
-    """What to measure. ``seconds`` is the length of a window; ``only`` is a pattern for contenders and sections;
-    ``shares`` are values of ``sync.cpu_share``, 0 for the default.
-    """
-
-    folder: Path = Path("runs/bench")
-    rounds: int = 2
-    seconds: float = 0.7
-    batches: tuple[int, ...] = (128, 512, 2048)
-    only: str = ""
-    shares: tuple[float, ...] = CPU_SHARES
-    short: bool = False
-
-    def __post_init__(self) -> None:
-        require(self.rounds >= 1, f"--rounds must be at least 1, got {self.rounds}")
-        positive("--seconds", self.seconds, SECONDS)
-        require(
-            bool(self.shares) and all(0 <= share <= 1 for share in self.shares),
-            f"--shares must list shares of a core, 0 to 1, got {self.shares}",
-        )
-        require(bool(self.batches) and min(self.batches) >= 1, f"--batch must list positive sizes, got {self.batches}")
-
-    @property
-    def timing(self) -> Timing:
-        """The timing of one visit."""
-        return Timing(0.5, self.seconds, 1) if self.short else Timing(0.8, self.seconds, 3)
 
 
 def short(options: ThroughputOptions) -> ThroughputOptions:
     """Options for a run within a minute: a smoke test, not a measurement."""
     seconds = min(options.seconds, SHORT_WINDOW)
-    return dataclasses.replace(options, rounds=1, seconds=seconds, batches=(128,), short=True)
+    return dataclasses.replace(options, rounds=1, seconds=seconds, batch=(128,), short=True)
+
+
+def timing_of(options: ThroughputOptions) -> Timing:
+    """The timing of one visit."""
+    return Timing(0.5, options.seconds, 1) if options.short else Timing(0.8, options.seconds, 3)
 
 
 def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """Run the whole benchmark; prints the report and returns the JSON file. The text is written beside it."""
+    options = short(options) if options.short else options
     options.folder.mkdir(parents=True, exist_ok=True)
     cores = machine.cores()
-    contenders = [c for c in grid(options.batches, cores, options.short) if chosen(c.name, options.only)]
+    contenders = [c for c in grid(options.batch, cores, options.short) if chosen(c.name, options.only)]
     sections = [name for name in SECTIONS if chosen(name, options.only) and not (options.short and name in NOT_SHORT)]
     if not contenders and not sections:
-        names = [*(c.name for c in grid(options.batches, cores, options.short)), *SECTIONS]
+        names = [*(c.name for c in grid(options.batch, cores, options.short)), *SECTIONS]
         raise SettingsError(f"--only '{options.only}' lets nothing through; there are: {'; '.join(names)}")
     base = data.base_run_file(run_file, overrides, options.folder, options.short)
     report: dict[str, Any] = {"header": machine.describe(), "options": plain(options), "run_file": str(base)}
@@ -87,7 +63,7 @@ def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequen
     )
     began = time.monotonic()
     report["contenders"] = rounds(options, contenders, jobs)
-    harness = Harness(base, jobs, options.batches, cores, options.timing, options.short, options.shares)
+    harness = Harness(base, jobs, options.batch, cores, timing_of(options), options.short, options.shares)
     report["sections"] = {name: section(name, harness) for name in sections}
     report["header"] |= {
         "took_seconds": round(time.monotonic() - began),
@@ -106,7 +82,7 @@ def rounds(options: ThroughputOptions, contenders: list[Contender], jobs: Jobs) 
     for number in range(options.rounds):
         first = number * len(contenders) // options.rounds
         for place, contender in enumerate(contenders[first:] + contenders[:first]):
-            found = visit(contender, jobs, options.timing)
+            found = visit(contender, jobs, timing_of(options))
             visits[contender.name].append(found)
             eps = ", ".join(f"{rate:,.0f}" for rate in found["eps"])
             say(f"round {number + 1}/{options.rounds} {place + 1:>3}/{len(contenders)} {contender.name}: {eps} EPS")
@@ -148,11 +124,11 @@ def section(name: str, harness: Harness) -> Mapping[str, object]:
 
 def estimate(options: ThroughputOptions, contenders: list[Contender]) -> float:
     """The estimated seconds of all rounds."""
-    return options.rounds * sum(START_SECONDS[c.kind == SSMPI] + options.timing.total for c in contenders)
+    return options.rounds * sum(START_SECONDS[c.kind == SSMPI] + timing_of(options).total for c in contenders)
 
 
 def seconds_of_short_sections(options: ThroughputOptions, sections: Sequence[str]) -> float:
     """The estimated seconds of the sections with ``--short``: MPI jobs of at most four windows."""
     jobs = sum(SHORT_JOBS.get(name, 1) for name in sections)
-    timing = dataclasses.replace(options.timing, windows=4)
+    timing = dataclasses.replace(timing_of(options), windows=4)
     return jobs * (START_SECONDS[True] + timing.total)

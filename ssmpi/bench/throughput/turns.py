@@ -20,7 +20,6 @@ from ssmpi.bench.throughput.contenders import SHADOWS, SSMPI, Contender
 
 TURNS, SHORT_TURNS = 24, 4  # windows of a job that alternates between two variants
 AS_SHIPPED = 0.0  # sync.cpu_share: the default share of the topology
-CPU_SHARES = (AS_SHIPPED, 1.0)
 WORTH = 0.98  # of the examples per second without rounds
 LINEAR = 0.8  # below this ratio rounds run back to back, and their cost is no longer a sum of single costs
 SYNC_PARTS = ("cpu/shadow", "cpu/sync_ps")

@@ -448,7 +448,7 @@ def test_a_thread_without_data_is_not_kept_waiting_by_those_that_rest(monkeypatc
 def test_the_short_benchmark_is_planned_for_a_minute():
     options = throughput.short(throughput.ThroughputOptions(seconds=3.0))
     names = [name for name in sections.SECTIONS if name not in sections.NOT_SHORT]
-    visited = contenders.grid(options.batches, CORES, short=True)
+    visited = contenders.grid(options.batch, CORES, short=True)
     assert throughput.estimate(options, visited) + throughput.seconds_of_short_sections(options, names) <= 60
 
 
@@ -785,7 +785,7 @@ def test_the_benchmark_itself_needs_neither_mpi_nor_torch():
 def test_options_that_measure_nothing_are_refused(tmp_path):
     with pytest.raises(SettingsError, match="--rounds must be at least 1"):
         throughput.ThroughputOptions(rounds=0)
-    options = throughput.short(throughput.ThroughputOptions(tmp_path, only="no such thing"))
+    options = throughput.short(throughput.ThroughputOptions(folder=tmp_path, only="no such thing"))
     with pytest.raises(SettingsError, match=r"there are: .*ssmpi 1x.*; gil"):
         throughput.measure(options, None, [])
     assert list(tmp_path.iterdir()) == []  # nothing was made

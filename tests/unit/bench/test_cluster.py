@@ -377,10 +377,10 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
 def test_either_the_server_or_the_kernel_limits_a_link():
     scenario = Scenario("easgd", 5, 2, embedding_ps=1, narrow=True)
     inside, kernel = (cluster.ClusterOptions(virtual_hosts=there) for there in (False, True))
-    assert inside.emulation(scenario) == Emulation(0.05, 4e6, 2e6)
-    assert kernel.emulation(scenario) == Emulation(0.05, None, None)
-    assert kernel.rates(scenario) == [2e6, 4e6, 4e6]  # in rank order: embedding PSs come before sync PSs
-    assert kernel.rates(Scenario()) == [None]
+    assert cluster.emulation(inside, scenario) == Emulation(0.05, 4e6, 2e6)
+    assert cluster.emulation(kernel, scenario) == Emulation(0.05, None, None)
+    assert cluster.rates(kernel, scenario) == [2e6, 4e6, 4e6]  # in rank order: embedding PSs come before sync PSs
+    assert cluster.rates(kernel, Scenario()) == [None]
 
 
 def test_virtual_hosts_are_refused_with_a_reason_where_there_can_be_none(monkeypatch, tmp_path):

@@ -14,9 +14,10 @@ from datasets import make_dataset
 from runs import SMALL_MODEL
 
 from ssmpi.bench.harness import data
+from ssmpi.bench.options import EmulationOptions
 from ssmpi.bench.recovery import recovery, table
 from ssmpi.bench.recovery.emulation import Loss, RecoveryEmulation, SavingStrategy, schedule
-from ssmpi.bench.recovery.recovery import NO_LOSS, EmulationOptions, strategies
+from ssmpi.bench.recovery.recovery import NO_LOSS, strategies
 from ssmpi.bench.recovery.training import Training
 from ssmpi.cli import main
 from ssmpi.config import load
@@ -349,13 +350,13 @@ def test_a_killed_command_resumes_with_the_runs_that_are_not_finished(tmp_path, 
     [
         ({"at_once": 5}, "--at-once is 5, topology.embedding_ps 4: a loss takes 1 to 4 of them"),
         ({"at_once": 0}, "--at-once is 0"),
-        ({"shape": 0.0}, "--gamma-shape must be"),
+        ({"gamma_shape": 0.0}, "--gamma-shape must be"),
         ({"seeds": (1, 2, 1)}, "--seeds must list different seeds, got (1, 2, 1)"),
         ({"only": "sacr"}, "--only 'sacr' lets no strategy through; there are: full, naive partial, CPR-vanilla"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path, small_data, words, said):
-    options = {"folder": tmp_path, "seeds": (1,), "at_once": 1, "only": "", "short": True, "inputs": {}, **words}
+    options = {"folder": tmp_path, "seeds": (1,), "short": True, **words}
     overrides = (f"data.folder={small_data}", "topology.embedding_ps=4")
     with pytest.raises(SettingsError, match=f"^{re.escape(said)}"):
         recovery.measure(EmulationOptions(**options), None, overrides)
@@ -369,7 +370,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, small_data, words, said):
     ],
 )
 def test_a_run_file_that_cannot_be_emulated_is_refused(tmp_path, small_data, override, said):
-    options = EmulationOptions(tmp_path, (1,), 1, "", True, {})
+    options = EmulationOptions(folder=tmp_path, seeds=(1,), short=True)
     with pytest.raises(SettingsError, match=said):
         recovery.measure(options, None, (f"data.folder={small_data}", override))
 

@@ -7,6 +7,7 @@ import pytest
 from ranks import ssmpi
 
 from ssmpi.bench import restart_time, scale
+from ssmpi.bench.options import ScaleOptions
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.host.clock import process_age
 from ssmpi.recovery.state import RecoveryState
@@ -35,15 +36,13 @@ def test_all_roles_are_there(ranks):
 def test_nonsense_is_refused():
     with pytest.raises(DataError, match="at least 4"):
         scale.topology(3)
-    with pytest.raises(DataError, match="numbers with commas"):
-        scale.counts_of("8;16")
 
 
 def test_nonsense_is_refused_before_the_first_job(tmp_path):
     with pytest.raises(DataError, match="at least 4"):
-        scale.measure([8, 3], tmp_path / "made")
+        scale.measure(ScaleOptions(ranks=(8, 3), folder=tmp_path / "made"))
     with pytest.raises(SettingsError, match="--kills must be at least 0"):
-        scale.measure([8], tmp_path / "made", kills=-1)
+        scale.measure(ScaleOptions(ranks=(8,), folder=tmp_path / "made", kills=-1))
     assert not (tmp_path / "made").exists()
 
 

@@ -6,11 +6,53 @@ from pathlib import Path
 
 import pytest
 
+from ssmpi.cli import parse_overrides
+from ssmpi.cli.arguments import parser
 from ssmpi.metrics.fields import markdown
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "jobs").rglob("*.md"), *(ROOT / "ssmpi").rglob("*.md")])
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+SCRIPTS = sorted([*(ROOT / "jobs").rglob("*.sh"), *(ROOT / "jobs").rglob("*.toml")])
+GONE = ["ssmpi bench compression --only links"]  # cited with the commit that had it
+
+
+def cited(path):
+    """The ssmpi commands that a page or a script cites, whole lines and those in backticks."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"^```.*?^```", text, flags=re.MULTILINE | re.DOTALL) if path.suffix == ".md" else [text]
+    found = [
+        line for block in blocks for line in re.findall(r"^[ #]*(?:nice -n 19 )?(ssmpi [a-z].*)$", block, re.MULTILINE)
+    ]
+    if path.suffix == ".md":
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        found += [" ".join(words.split()) for words in re.findall(r"`(ssmpi [a-z][^`]*)`", prose)]
+    return [line for line in found if line not in GONE and "..." not in line]
+
+
+@pytest.mark.parametrize("path", [p for p in (*PAGES, *SCRIPTS) if cited(p)], ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_that_are_cited_parse(path, capsys):
+    """A citation may leave out values, or have variables and capitals for them; what else it gives has to be right."""
+    left_out = r"arguments are required|expected one argument|invalid \w+ value: '(\$|[A-Z]+')"
+    wrong = []
+    for line in cited(path):
+        try:
+            parse_overrides(parser(), shlex.split(line, comments=True)[1:])
+        except SystemExit:
+            said = capsys.readouterr().err
+            if not re.search(left_out, said):
+                wrong.append((line, said.splitlines()[-1]))
+    assert wrong == []
+
+
+def test_sections_of_the_table_of_benchmarks_parse():
+    """Where the head of a column is the command, its cells are options."""
+    page = (ROOT / "jobs/BENCHMARKS.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\|.*\| `(--[^`]*)`[^|]*\|$", page, flags=re.MULTILINE)
+    assert len(cells) > 5
+    for cell in cells:
+        parsed = parse_overrides(parser(), ["bench", "throughput", *shlex.split(cell)])
+        assert parsed.only
 
 
 def anchors(page):
