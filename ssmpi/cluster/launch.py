@@ -88,7 +88,7 @@ class Launch:
         stops, hosts = self._stops, self._hosts
         stops.listen()
         code, attempt, silent = self._start()
-        while (lost := attempt.lost(code)) and not stops.received and self._restarts.possible:
+        while (lost := attempt.lost(code)) and not stops.received and self._restarts.note_loss():
             if self._lock and not self._lock.take():
                 say(f"error: {self._run}: another launch has taken the run over, or {LAUNCH_LOCK} cannot be written")
                 break

@@ -89,9 +89,10 @@ class Restarts:
         except DataError:  # a rank has reported it
             return None
 
-    @property
-    def possible(self) -> bool:
-        """Whether the job may be restarted after ranks were lost; after too many restarts, logs why not."""
+    def note_loss(self) -> bool:
+        """Ranks were lost: take note of how far the last start came. False if the job may not be restarted; after too
+        many restarts, logs why not.
+        """
         options, now = self._options, self._clock()
         if options.mode == "off" or not self.begun:
             return False

@@ -21,7 +21,7 @@ class BF16(Codec):
 
     def take(self, vector: np.ndarray, source: np.ndarray | None = None) -> np.ndarray:
         """As the base class."""
-        self.encoded()
+        self.count()
         payload = self._payload[: payload_bytes(DENSE_HALF, self.size, ())]
         payload[-4:] = 0  # where the number of entries is odd
         halves = payload[HEADER:].view(np.uint16)[: self.size]

@@ -104,8 +104,8 @@ class Codec(ABC):
         payload[HEADER:].view(np.float32)[:] = vector
         return seal(payload, DENSE, self.size, self.size)
 
-    def encoded(self) -> int:
-        """The number of this encode, from 0."""
+    def count(self) -> int:
+        """Count one more encode, and return how many came before it."""
         number = int(self.state[0])
         self.state[0] = number + 1
         return number

@@ -21,6 +21,6 @@ class Dense(Codec):
     def take(self, vector: np.ndarray, source: np.ndarray | None = None) -> np.ndarray:
         """As the base class."""
         payload = self.dense(vector if source is None else source)
-        self.encoded()
+        self.count()
         vector[:] = 0.0
         return payload

@@ -16,7 +16,7 @@ class RandomK(SparseCodec):
     def prepare(self, vector: np.ndarray) -> None:
         """Check that all entries are finite, also those that are not sent."""
         finite(vector)
-        self._draw = self.encoded()
+        self._draw = self.count()
 
     def select(self, part: np.ndarray, start: int, places: np.ndarray, values: np.ndarray) -> int:
         """By a hash of seed, encode and place."""

@@ -38,7 +38,7 @@ class Threshold(SparseCodec):
 
     def prepare(self, vector: np.ndarray) -> None:
         """Compute the thresholds that are due."""
-        due = self._refreshes(self.encoded())
+        due = self._refreshes(self.count())
         taus = self.state[1:]
         if not self.options.share:
             return

@@ -22,7 +22,7 @@ class EmbeddingServer:
     counts, None if accesses are not counted. ``saver`` writes the rows; optional if nothing is saved. ``applied``
     counts pushes. ``samples`` is the number of samples of all trainers, as last reported by the first one, -1 before;
     ``checkpoint`` the number of the newest checkpoint that the rows were copied for, 0 before; ``saves_rows`` whether
-    the first trainer wants incremental row saves. ``status_lines`` returns the lines to report back to it.
+    the first trainer wants incremental row saves. ``take_lines`` hands over the lines to report back to it.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class EmbeddingServer:
         self._counts, self._applied = counts, applied or AppliedPushes()
         self.samples, self.checkpoint = -1, 0
         self.saves_rows = True
-        self.status_lines: Callable[[], list[dict[str, Any]]] = list
+        self.take_lines: Callable[[], list[dict[str, Any]]] = list
         self._draining: dict[int, tuple[int, int]] = {}  # by trainer: the thread that waits, and for how many pushes
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
@@ -97,7 +97,7 @@ class EmbeddingServer:
     def _exchange_status(self, source: int, thread: int, payload: np.ndarray) -> None:
         samples, saves_rows = payload.view(np.int64).tolist()
         self.samples, self.saves_rows = samples, bool(saves_rows)
-        self._reply_text(source, thread, json.dumps(self.status_lines()).encode())
+        self._reply_text(source, thread, json.dumps(self.take_lines()).encode())
 
     def _send_applied(self, source: int, thread: int, payload: np.ndarray) -> None:
         buffer = self._service.buffer(COUNT)

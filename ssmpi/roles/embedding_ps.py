@@ -71,7 +71,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     most_samples = config.recovery.target_pls * config.topology.embedding_ps * expected_examples(config)
     schedule, earlier = schedule_of(config, fraction, most_samples), RecoveryState(folder).record().row_save_seconds
     saver = RowSaver(store, tracker, server, start.memory, schedule, earlier)
-    server.status_lines = saver.status_lines
+    server.take_lines = saver.take_lines
     failure.start(world, "row saves", saver.run)
     try:
         service.serve(config.topology.trainers, server.handle)

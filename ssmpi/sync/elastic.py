@@ -68,7 +68,7 @@ class MappedCenter(CenterExchange):
         """As the base class."""
         if not self.mapped:
             return super().round(fragment, active, refer)
-        if self.measures_now():
+        if self.begin_measuring():
             center = np.concatenate([shard.center[fragment] for shard in self.mapped])
             self._divergence = divergence(center, self.weights[self.fragments[fragment]])
         for shard in self.mapped:

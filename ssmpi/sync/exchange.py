@@ -93,7 +93,7 @@ class Exchange(ABC):
 
     def merge(self, weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray) -> None:
         """Move live weights towards the reference; now and then record their relative distance from it."""
-        if self.measures_now():
+        if self.begin_measuring():
             self._divergence = divergence(reference, snapshot)
         if self.context.merge_later:
             late = partial(self._merge, weights, reference.copy(), snapshot.copy(), self.alpha)
@@ -101,8 +101,8 @@ class Exchange(ABC):
         else:
             self._merge(weights, reference, snapshot, self.alpha)
 
-    def measures_now(self) -> bool:
-        """Whether it is time to measure the divergence; a True restarts the interval."""
+    def begin_measuring(self) -> bool:
+        """Begin the next interval between two measurements of the divergence; False if this one is not over."""
         if time.monotonic() < self._measure_at:
             return False
         self._measure_at = time.monotonic() + MEASURE_SECONDS

@@ -122,7 +122,7 @@ class HostMean(ReducedMean):
     def _round(self, fragment: int, refer: Refer, *, everyone: bool) -> bool:
         part, team = self.fragments[fragment], self.team
         team.wait_for_members(self.context.waiting)
-        active, measures = team.active, self.measures_now()
+        active, measures = team.active, self.begin_measuring()
         if team.alone and active.any() and not (everyone or measures):
             self.move_in_place(team.in_place, active, part)
             return True

@@ -56,7 +56,7 @@ def count_on_server(world, options, placement):
     tracker = TRACKING.over(scope, place_of_counts)
     arena.set_observer(tracker.observe)
     server = EmbeddingServer(arena, service, address=rows.address, counts=counts.address)
-    server.status_lines = lambda: [{"samples": server.samples}]
+    server.take_lines = lambda: [{"samples": server.samples}]
     service.serve(world.topology.trainers, server.handle)
     return tracker.counts.tolist(), server.samples
 

@@ -97,8 +97,8 @@ class RowSaver:
             except OSError as error:  # the next job starts a new timeline, in which they do not count
                 log.warning(f"obsolete row saves are not removed: {error}")
 
-    def status_lines(self) -> list[dict[str, Any]]:
-        """The saves since the last call, as lines for ``metrics.jsonl`` with the duration for all rows."""
+    def take_lines(self) -> list[dict[str, Any]]:
+        """Hand over the saves since the last call, as lines for ``metrics.jsonl`` with the duration for all rows."""
         found, self._unreported = self._unreported[:MOST_LINES], self._unreported[MOST_LINES:]
         return found
 

@@ -127,10 +127,10 @@ def test_all_rows_first_then_those_selected(saving, said):
     saving.save()
     assert saving.records == [ROWS, 2]
     assert not said
-    lines = saving.saver.status_lines()
+    lines = saving.saver.take_lines()
     assert [(line["rows"], line["covered"], line["position"]) for line in lines] == [(ROWS, 1, 7), (2, 1, 7)]
     assert sum(line["bytes"] for line in lines) == saving.path.stat().st_size
-    assert saving.saver.status_lines() == []
+    assert saving.saver.take_lines() == []
 
 
 def test_without_priority_all_rows_every_time(tmp_path):
@@ -152,7 +152,7 @@ def test_a_save_that_fails_is_said_and_all_rows_are_saved_next(saving, said, ste
     assert "rows could not be saved, training continues" in text
     assert "bytes needed" in text
     assert str(saving.path) in text
-    assert saving.saver.status_lines()[-1] == {"error": text}
+    assert saving.saver.take_lines()[-1] == {"error": text}
     saving.use(4)
     saving.save()
     assert saving.records == [ROWS]
@@ -391,7 +391,7 @@ def test_what_a_save_costs_is_what_it_computes_not_what_it_waits_for(tmp_path, m
     monkeypatch.setattr(disk, "write_at", slow)
     for share in (1.0, FRACTION):
         saving.save()
-        line = saving.saver.status_lines()[-1]
+        line = saving.saver.take_lines()[-1]
         assert line["all_rows_seconds"] >= 0.2 / share
         assert 0 < line["all_rows_cost"] < 0.1 / share
 

@@ -103,11 +103,11 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
 
     def save_and_report(saver):
         saver.save()
-        return status_lines(saver)
+        return take_lines(saver)
 
-    status_lines = RowSaver.status_lines
+    take_lines = RowSaver.take_lines
     monkeypatch.setattr(RowSaver, "run", lambda saver: saver._thread_is_done.set())
-    monkeypatch.setattr(RowSaver, "status_lines", save_and_report)  # whenever the first trainer asks
+    monkeypatch.setattr(RowSaver, "take_lines", save_and_report)  # whenever the first trainer asks
     monkeypatch.setattr(control, "REPORT_SECONDS", 0)
 
     often = (

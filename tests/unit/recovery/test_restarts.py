@@ -69,7 +69,7 @@ def test_a_crash_loop_ends(tmp_path, capsys):
         clock.now += seconds
         if len(found) > 1:
             resumed(tmp_path, made, 100 * len(found))  # there is progress, but too many restarts in a minute
-        found.append(made.possible)
+        found.append(made.note_loss())
         if found[-1]:
             made.begin()
     assert found == [True, True, False, True, False]  # the first one is a minute ago by then
@@ -81,7 +81,7 @@ def test_without_progress_pauses_grow_and_restarts_end(tmp_path, capsys):
     """However long a start takes to fail: one that takes 6 minutes never reached 10 restarts within an hour."""
     clock = Clock()
     made, pauses = restarts(tmp_path, clock=clock), []
-    while made.possible and len(pauses) < 100:
+    while made.note_loss() and len(pauses) < 100:
         pauses.append(made.pause())
         made.begin()
         resumed(tmp_path, made, 1_000)  # always the same
@@ -97,7 +97,7 @@ def test_with_progress_a_job_restarts_at_once_for_ever(tmp_path):
     clock = Clock()
     made, pauses = restarts(tmp_path, clock=clock), []
     for examples in range(100):
-        assert made.possible
+        assert made.note_loss()
         pauses.append(made.pause())
         made.begin()
         resumed(tmp_path, made, examples)
@@ -107,15 +107,15 @@ def test_with_progress_a_job_restarts_at_once_for_ever(tmp_path):
 
 def test_a_run_that_has_not_begun_is_not_started_again(tmp_path):
     """What keeps it from that would keep it from it again; and its folder may hold another run."""
-    assert not restarts(tmp_path, begun=False).possible
+    assert not restarts(tmp_path, begun=False).note_loss()
     RecoveryState(tmp_path).begin_start("another launch")
-    assert not restarts(tmp_path, begun=False).possible
+    assert not restarts(tmp_path, begun=False).note_loss()
 
 
 def test_off_is_off(tmp_path):
     made = restarts(tmp_path, mode="off", memory_folder=str(tmp_path))
     assert made.supervised is None
-    assert not made.possible
+    assert not made.note_loss()
     folder = memory_folder.of_launch(str(tmp_path), made._launch)
     assert made.variables({}, here=False) == {}
     assert made.variables({}) == {SEGMENTS: str(folder)}  # killed ranks leave them behind without recovery, too
@@ -190,9 +190,9 @@ def test_the_next_launch_continues_what_the_last_one_has_left(tmp_path):
     left = state.left()
     made = Restarts(tmp_path, RecoveryOptions(), left=left)
     assert made.supervised == ("launch", 4, made.supervised.ended, 4)
-    assert not made.possible  # its own first start has not begun the run
+    assert not made.note_loss()  # its own first start has not begun the run
     state.begin_start("launch", 4)
-    assert made.possible
+    assert made.note_loss()
     copied = shutil.copytree(tmp_path, tmp_path / "copy")
     assert RecoveryState(copied).left() is None  # the memory belongs to the original
     (tmp_path / "result.json").write_text('{"status": "stopped"}')
