@@ -359,12 +359,18 @@ def killed(world, options, memories, replicas):
     return on_trainers(world, options, weights, work, home)
 
 
-def test_what_the_mean_has_not_told_outlives_a_kill():
-    """Owners have it from replicas, which have given it up."""
+@pytest.mark.parametrize("in_a_round", [False, True])
+def test_what_the_mean_has_not_told_outlives_a_kill(in_a_round):
+    """Owners have it from replicas, which have given it up, or do so when they move: nothing counts twice."""
     chosen, topology = options("ma", codec="threshold:0.9", alpha=0.3), replace(TWO, sync_ps=0)
     memories, replicas = [Kept() for _ in range(3)], [replica(0) for _ in range(3)]
-    for _ in range(2):
-        found = over_threads(topology, killed, chosen, memories, replicas)[:2]
+    if in_a_round:
+        with pytest.raises(KilledError):
+            over_threads(topology, killed_in_a_round, chosen, memories, replicas, 5)
+        found = over_threads(topology, killed_in_a_round, chosen, memories, replicas, 5)[:2]
+    else:
+        for _ in range(2):
+            found = over_threads(topology, killed, chosen, memories, replicas)[:2]
     learned = [0.1 * replica(100 + 10 * turn + k) for turn in range(5) for k in range(2)]
     expected = replica(0) + np.sum(learned, axis=0, dtype=float) / 2
     np.testing.assert_allclose(np.mean(found, axis=0, dtype=float), expected, rtol=0, atol=1e-5)
@@ -386,18 +392,6 @@ def killed_in_a_round(world, options, memories, replicas, at):
         return weights.copy()
 
     return on_trainers(world, options, weights, work, home)
-
-
-def test_a_kill_before_the_mean_is_known_counts_nothing_twice():
-    """What owners have not told is given up by replicas when they move, and until then it is theirs."""
-    chosen, topology = options("ma", codec="threshold:0.9", alpha=0.3), replace(TWO, sync_ps=0)
-    memories, replicas = [Kept() for _ in range(3)], [replica(0) for _ in range(3)]
-    with pytest.raises(KilledError):
-        over_threads(topology, killed_in_a_round, chosen, memories, replicas, 5)
-    found = over_threads(topology, killed_in_a_round, chosen, memories, replicas, 5)[:2]
-    learned = [0.1 * replica(100 + 10 * turn + k) for turn in range(5) for k in range(2)]
-    expected = replica(0) + np.sum(learned, axis=0, dtype=float) / 2
-    np.testing.assert_allclose(np.mean(found, axis=0, dtype=float), expected, rtol=0, atol=1e-5)
 
 
 # State

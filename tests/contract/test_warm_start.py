@@ -200,19 +200,32 @@ def lost_by_start(monkeypatch, trainers):
     return lambda: [np.sum(told[k : k + trainers], axis=0).tolist() for k in range(0, len(told), trainers)]
 
 
-def test_pushes_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch):
-    """One that a PS has taken and not applied, and those that no PS has taken: as many as were made and not applied."""
-    made = counted(monkeypatch, wire, "push", after=False)
-    applied = counted(monkeypatch, EmbeddingServer, "_push", after=True)
+MESSAGES = ("sync.transport=messages", "embedding.transport=messages", "sync.algorithm=ma")
+EACH_STEP = ("topology.threads=2", "sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1")
+
+
+@pytest.mark.parametrize(
+    ("sends", "applies", "copies", "place", "settings"),
+    [
+        ((wire, "push"), (EmbeddingServer, "_push"), 1, 0, ("topology.embedding_ps=2", *MESSAGES)),
+        ((PushPull, "reference"), (GradientCenter, "exchange"), 2, 1, ("topology.sync_ps=2", *EACH_STEP)),
+    ],
+    ids=["rows", "dense gradients"],
+)
+def test_pushes_that_a_kill_has_lost_are_told(
+    tmp_path, small_data, monkeypatch, sends, applies, copies, place, settings
+):
+    """One that a PS has taken and not applied, and those that no PS has taken: as many as were made and not applied.
+    Dense gradients go to both sync PSs.
+    """
+    made, applied = counted(monkeypatch, *sends, after=False), counted(monkeypatch, *applies, after=True)
     told = lost_by_start(monkeypatch, trainers=2)
-    kills = [Kill(EmbeddingServer, "_push", 40), Kill(Progress, "record", 15)]
-    both = ("sync.transport=messages", "embedding.transport=messages", "sync.algorithm=ma")
-    two = ("topology.trainers=2", "topology.embedding_ps=2", *both)
-    run = train_with_kills(tmp_path, small_data, kills, *two)
+    kills = [Kill(*applies, 40), Kill(Progress, "record", 15)]
+    run = train_with_kills(tmp_path, small_data, kills, "topology.trainers=2", *settings)
     assert run.result["status"] == "complete"
-    (first, *_), (second, *_), (third, *_) = told()
+    first, second, third = (lost[place] for lost in told())
     assert (first, second > 0) == (0, True)
-    assert second + third == len(made) - len(applied)
+    assert second + third == copies * len(made) - len(applied)
 
 
 def test_a_batch_that_comes_again_is_told_even_if_the_next_start_is_killed(tmp_path, small_data, monkeypatch):
@@ -221,21 +234,6 @@ def test_a_batch_that_comes_again_is_told_even_if_the_next_start_is_killed(tmp_p
     kills = [Kill(Progress, "record", 20, after=True), Kill(restart, "resumed")]
     assert train_with_kills(tmp_path, small_data, kills, *ONE).result["status"] == "complete"
     assert told() == [[0, 0, 0], [0, 0, 1]]
-
-
-def test_pushes_to_sync_ps_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch):
-    """The same of dense gradients: each push goes to both sync PSs, and one is killed while it applies one."""
-    made = counted(monkeypatch, PushPull, "reference", after=False)
-    applied = counted(monkeypatch, GradientCenter, "exchange", after=True)
-    told = lost_by_start(monkeypatch, trainers=2)
-    kills = [Kill(GradientCenter, "exchange", 40), Kill(Progress, "record", 15)]
-    each_step = ("sync.pace=fixed_rate", "sync.every_iterations=1")
-    two = ("topology.trainers=2", "topology.sync_ps=2", "topology.threads=2", "sync.algorithm=async_ps", *each_step)
-    run = train_with_kills(tmp_path, small_data, kills, *two)
-    assert run.result["status"] == "complete"
-    (_, first, _), (_, second, _), (_, third, _) = told()
-    assert (first, second > 0) == (0, True)
-    assert second + third == 2 * len(made) - len(applied)
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])

@@ -93,16 +93,15 @@ def test_a_bad_row_ends_all_ranks_with_one_message_and_the_right_line(zipped, tm
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_missing_file_is_said_once(tmp_path):
-    done = prepare(3, [tmp_path / "none.txt"], tmp_path / "out")
+@pytest.mark.parametrize(
+    ("file", "more", "said"),
+    [("none.txt", (), "none.txt: no such file"), ("x", ("--fit-on", "nothing"), "invalid choice")],
+    ids=["a missing file", "wrong usage"],
+)
+def test_an_error_of_all_ranks_is_said_once(tmp_path, file, more, said):
+    done = prepare(3, [tmp_path / file], tmp_path / "out", *more)
     assert done.code != 0
-    assert done.err.count("none.txt: no such file") == 1
-
-
-def test_wrong_usage_is_said_once(tmp_path):
-    done = prepare(3, ["x"], tmp_path / "out", "--fit-on", "nothing")
-    assert done.code != 0
-    assert done.err.count("invalid choice") == 1
+    assert done.err.count(said) == 1
 
 
 STALLED = """
