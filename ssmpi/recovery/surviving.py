@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ssmpi.checkpoint.trainer_state import SELECTION
 from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.quality import Quality, counters
@@ -149,9 +148,6 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
 class RecoveryLog(Protocol):
     """The metric logger, as far as recovery needs it."""
 
-    def numbers(self) -> dict[str, float]:
-        """What it has added up, to resume from."""
-
     def recovered(self, recovery: dict[str, Any]) -> None:
         """Write the line of a recovery."""
 
@@ -159,33 +155,21 @@ class RecoveryLog(Protocol):
         """Print a line."""
 
 
-class Results(Protocol):
-    """The run's results, as far as recovery needs them; the first trainer has them."""
-
-    @property
-    def logbook(self) -> RecoveryLog:
-        """The metric logger."""
-
-    @property
-    def evaluations(self) -> dict[str, dict[str, Any]]:
-        """The evaluations, last and best, by split."""
-
-
 class RunNotes:
     """The first trainer's note in its memory, at most a second old: state that no other trainer has and that is neither
-    in ``Progress`` nor in ``TrainedRows``, such as the model ``selection`` and the shards ``checked``. Other trainers,
-    without ``results``, write none.
+    in ``Progress`` nor in ``TrainedRows``: what ``run_so_far`` returns, and which recoveries the ``log`` has lines of.
+    Other trainers, without a ``log``, write none.
     """
 
     def __init__(
-        self, recovery: RecoveryState, results: Results | None, selection: Callable[[], Mapping[str, Any]],
-        checked: Set[int], saved: object,
+        self, recovery: RecoveryState, log: RecoveryLog | None, run_so_far: Callable[[], Mapping[str, Any]],
+        saved: object,
     ) -> None:  # fmt: skip
-        self._recovery, self._results, self._selection, self._checked = recovery, results, selection, checked
+        self._recovery, self._log, self._run_so_far = recovery, log, run_so_far
         kept = saved if isinstance(saved, WarmState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
-        self._logged = kept.state["logged"] if kept else len(recovery.record().resumed()) if results else 0
+        self._logged = kept.state["logged"] if kept else len(recovery.record().resumed()) if log else 0
         self._write()
 
     def write_if_due(self) -> None:
@@ -200,25 +184,18 @@ class RunNotes:
 
     def log_recoveries(self) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
-        assert self._results
+        assert self._log
         found = self._recovery.record().resumed()
         for recovery in found[self._logged :]:
-            self._results.logbook.recovered(recovery)
+            self._log.recovered(recovery)
             if recovery["how"] == PARTIAL:
-                self._results.logbook.say(explain.describe(recovery))
+                self._log.say(explain.describe(recovery))
         self._logged, self._again = len(found), (0, 0)
         self._write()  # otherwise a kill within a second would undo these lines
 
     def _write(self) -> None:
-        if not self._results:
+        if not self._log:
             return
         self._written = time.monotonic()
-        self._recovery.note_run_so_far({
-            "logbook": self._results.logbook.numbers(),
-            "evaluations": self._results.evaluations,
-            SELECTION: self._selection(),
-            "checked": sorted(self._checked),
-            "evaluated": self._evaluated,
-            "dealt_again": self._again,
-            "logged": self._logged,
-        })  # fmt: skip
+        own = {"evaluated": self._evaluated, "dealt_again": self._again, "logged": self._logged}
+        self._recovery.note_run_so_far({**self._run_so_far(), **own})

@@ -83,9 +83,8 @@ class Trainer:
             progress=self.progress, checked=self._control.checked, results=self._results,
         )  # fmt: skip
         context = build_trainer.save_context(config, world, folder, self.tables, self._stop, memory)
-        self._checkpoints = CheckpointManager(
-            context, self._results.logbook if self._results else None, self.progress.examples_of_all
-        )
+        logbook = self._results.logbook if self._results else None
+        self._checkpoints = CheckpointManager(context, logbook, self.progress.examples_of_all)
         evaluator = Evaluator(
             config.evaluate, self._reader.folder, world, self.tables.lookups, self.replica.thread_model, self._stop
         )
@@ -94,7 +93,7 @@ class Trainer:
         self._selection = ModelSelection(
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
-        self._notes = RunNotes(self._recovery, self._results, self._selected, self._control.checked, saved)
+        self._notes = RunNotes(self._recovery, logbook, self._run_so_far, saved)
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
         self._save_agreed, self._started, self._came_to_rest = False, False, 0.0
 
@@ -255,9 +254,15 @@ class Trainer:
         self._results.logbook.gathered(trainer, report)
         self._notes.write_if_due()
 
-    def _selected(self) -> dict[str, Any]:
-        """The state of the model selection, as JSON."""
-        return asdict(self._selection.state)
+    def _run_so_far(self) -> dict[str, Any]:
+        """What the first trainer alone knows of the run, as JSON."""
+        assert self._results
+        return {
+            "logbook": self._results.logbook.numbers(),
+            "evaluations": self._results.evaluations,
+            SELECTION: asdict(self._selection.state),
+            "checked": sorted(self._control.checked),
+        }
 
     def _checkpoint_due(self) -> bool:
         """Whether this trainer knows that a checkpoint is due; only the first one does."""
