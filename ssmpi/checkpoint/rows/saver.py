@@ -77,6 +77,7 @@ class RowSaver:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             while not self._done.wait(min(max(self._seconds_left(), 0.0), POLL_SECONDS)):
+                self._note_server()
                 if self._seconds_left() <= 0:
                     self.save()
         finally:
@@ -174,17 +175,22 @@ class RowSaver:
             bool(self._tracker) and store.increments_outweigh_base and store.base_checkpoint < self._server.checkpoint
         )
 
+    def _note_server(self) -> None:
+        """A checkpoint of all rows begins the interval anew; note after how many samples it began, once that is
+        known.
+        """
+        server = self._server
+        if server.checkpoint != self._checkpoint and not self._tracker:
+            self._checkpoint, self._at, self._samples = server.checkpoint, time.monotonic(), server.samples
+        if self._samples is None and server.samples >= 0 and server.saves_rows:
+            self._samples = server.samples
+
     def _seconds_left(self) -> float:
         """Seconds until the next save; none starts before the first trainer has reported the number of samples, or
         while it reports that full recovery costs less.
         """
-        if self._server.checkpoint != self._checkpoint and not self._tracker:
-            self._checkpoint, self._at = self._server.checkpoint, time.monotonic()
-            self._samples = self._server.samples
-        if self._server.samples < 0 or not self._server.saves_rows:
+        if self._samples is None or self._server.samples < 0 or not self._server.saves_rows:
             return POLL_SECONDS
-        if self._samples is None:
-            self._samples = self._server.samples
         interval = self.interval
         if self._server.samples - self._samples >= self._fraction * self._schedule.most_samples:
             interval = min(interval, self._fraction * self._schedule.least * self._seconds)

@@ -108,6 +108,11 @@ class Saving:
         assert not dropped
         return [record.header.count for record in found.records]
 
+    def seconds_left(self):
+        """Until the next save, as its thread sees it."""
+        self.saver._note_server()
+        return self.saver._seconds_left()
+
     def loaded(self):
         """The rows that another process finds."""
         again = Arena(self.arena.options, place((ROWS,), 1), 0, seed=2)
@@ -218,9 +223,9 @@ def test_a_warm_restart_goes_on_with_counts_increments_and_the_clock(saving):
     saving.save()
     saving.use(3, times=5)
     saving.use(*range(20, 40))
-    left, cost = saving.saver._seconds_left(), saving.saver.interval
+    left, cost = saving.seconds_left(), saving.saver.interval
     saving.restart()
-    assert saving.saver._seconds_left() == pytest.approx(left, abs=1)
+    assert saving.seconds_left() == pytest.approx(left, abs=1)
     assert saving.saver.interval == cost
     saving.save()
     assert saving.records == [ROWS, 10]
@@ -321,33 +326,33 @@ def test_rows_are_saved_before_one_loss_costs_more_than_the_target(tmp_path, pri
     saving.restart()
     saving.saver._seconds = 3.0
     saving.server.samples = int(5_000 + 1_000 * share) - 1
-    assert saving.saver._seconds_left() > 3_600
+    assert saving.seconds_left() > 3_600
     saving.server.samples += 1
-    assert 28 * share < saving.saver._seconds_left() <= 30 * share
+    assert 28 * share < saving.seconds_left() <= 30 * share
     saving.server.checkpoint = 1
-    assert (saving.saver._seconds_left() > 3_600) == (priority == "none")
+    assert (saving.seconds_left() > 3_600) == (priority == "none")
 
 
 def test_without_priority_a_checkpoint_counts_as_a_save(tmp_path):
     saving = Saving(tmp_path, "none")
     saving.saver._at -= 3600
-    left = saving.saver._seconds_left()
+    left = saving.seconds_left()
     saving.server.checkpoint = 1
-    assert saving.saver._seconds_left() == pytest.approx(left + 3600, abs=5)
+    assert saving.seconds_left() == pytest.approx(left + 3600, abs=5)
 
 
 def test_nothing_is_saved_before_samples_are_known(saving):
     saving.server.samples = -1
-    assert saving.saver._seconds_left() == POLL_SECONDS
+    assert saving.seconds_left() == POLL_SECONDS
     saving.server.samples = 0
-    assert saving.saver._seconds_left() < 0
+    assert saving.seconds_left() < 0
 
 
 def test_nothing_is_saved_while_the_first_trainer_says_so(saving):
     saving.server.saves_rows = False
-    assert saving.saver._seconds_left() == POLL_SECONDS
+    assert saving.seconds_left() == POLL_SECONDS
     saving.server.saves_rows = True
-    assert saving.saver._seconds_left() < 0  # it is overdue
+    assert saving.seconds_left() < 0  # it is overdue
 
 
 def test_row_saves_that_cannot_be_removed_do_not_change_how_a_run_ends(saving, inject, said):
@@ -525,4 +530,4 @@ def test_time_outlives_a_process_and_does_not_follow_the_date(tmp_path, monkeypa
     monkeypatch.setattr(time, "monotonic", lambda: later)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     saving.restart()
-    assert saving.saver._seconds_left() <= 0
+    assert saving.seconds_left() <= 0
