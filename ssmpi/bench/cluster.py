@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.harness import data, machine
+from ssmpi.bench.harness import data, reporting
 from ssmpi.bench.harness.emulation import Emulation
 from ssmpi.bench.harness.jobs import Jobs, LauncherCommand
-from ssmpi.bench.harness.limited_links import limited_hosts
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.results import JobResult
+from ssmpi.bench.harness.virtual_hosts import limited_hosts
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.bench.options import ClusterOptions
 from ssmpi.config import load
@@ -145,7 +145,7 @@ def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[
         f"{len(visits)} jobs of up to {max(scenario.ranks(n) for scenario, n in visits)} ranks, "
         f"{timing_of(options).total:g} s each"
     )
-    header, rows = machine.describe(), []
+    header, rows = reporting.describe(), []
     models = {scenario: expected(options, scenario, base) for scenario, _ in visits}
     with starter(options, visits, base) as start:
         for number, (scenario, trainers) in enumerate(visits):
@@ -212,7 +212,7 @@ def figures(scenario: Scenario, predicted: Prediction, found: JobResult, example
     eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
     iterations = eps * found["seconds"] / examples / predicted.trainers
     gap = iterations / found["rounds"] if found["rounds"] else None
-    host = found["host"]["busy"] / found["seconds"] / (machine.cores() or 1)
+    host = found["host"]["busy"] / found["seconds"] / (reporting.cores() or 1)
     return {
         "shape": scenario.name,
         "trainers": predicted.trainers,

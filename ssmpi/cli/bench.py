@@ -94,9 +94,9 @@ def cluster(arguments: argparse.Namespace) -> int:
 
 def compression(arguments: argparse.Namespace) -> int:
     """``ssmpi bench compression``."""
-    from ssmpi.bench.compression import speed
+    from ssmpi.bench import compression as bench
 
-    speed.measure(taken(options.CompressionOptions, arguments))
+    bench.measure(taken(options.CompressionOptions, arguments))
     return 0
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from ranks import ssmpi
 
-from ssmpi.bench.harness.machine import cores
+from ssmpi.bench.harness.reporting import cores
 from ssmpi.bench.throughput.contenders import grid
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmpi.bench.harness import data, machine
+from ssmpi.bench.harness import data, reporting
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.options import EmulationOptions
 from ssmpi.bench.recovery import table
@@ -55,7 +55,7 @@ def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequenc
     points = points_of(found[1:], outcomes)
     slopes = table.slopes(points)
     report = {
-        "header": machine.describe(),
+        "header": reporting.describe(),
         "options": plain(options),
         "run_file": str(base),
         "inputs": dataclasses.asdict(given),

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.harness import data, machine
+from ssmpi.bench.harness import data, reporting
 from ssmpi.bench.harness.jobs import Jobs
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.results import Visit
@@ -47,14 +47,14 @@ def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequen
     """Run the whole benchmark; prints the report and returns the JSON file. The text is written beside it."""
     options = short(options) if options.short else options
     options.folder.mkdir(parents=True, exist_ok=True)
-    cores = machine.cores()
+    cores = reporting.cores()
     contenders = [c for c in grid(options.batch, cores, options.short) if chosen(c.name, options.only)]
     sections = [name for name in SECTIONS if chosen(name, options.only) and not (options.short and name in NOT_SHORT)]
     if not contenders and not sections:
         names = [*(c.name for c in grid(options.batch, cores, options.short)), *SECTIONS]
         raise SettingsError(f"--only '{options.only}' lets nothing through; there are: {'; '.join(names)}")
     base = data.base_run_file(run_file, overrides, options.folder, options.short)
-    report: dict[str, Any] = {"header": machine.describe(), "options": plain(options), "run_file": str(base)}
+    report: dict[str, Any] = {"header": reporting.describe(), "options": plain(options), "run_file": str(base)}
     jobs = Jobs(base, options.folder / "jobs")
     seconds = estimate(options, contenders)
     more = f"about {seconds_of_short_sections(options, sections):.0f} s" if options.short else "which take longer"
@@ -68,7 +68,7 @@ def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequen
     report["header"] |= {
         "took_seconds": round(time.monotonic() - began),
         **jobs.mpi(),
-        **in_fresh_process(machine.torch_facts),
+        **in_fresh_process(reporting.torch_facts),
     }
     return publish(options.folder / RESULT, report, render.table(report))
 

@@ -12,7 +12,7 @@ import pytest
 from ssmpi import cli, compress
 from ssmpi.bench import cluster
 from ssmpi.bench.cluster import Scenario
-from ssmpi.bench.harness import limited_links, virtual_hosts
+from ssmpi.bench.harness import virtual_hosts
 from ssmpi.bench.harness.emulation import Bucket, EmulatedStep, EmulatedTrainer, Emulation, LimitedLink
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.windows import Timing
@@ -351,7 +351,7 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
         "seconds": 3.0,
         "rounds": 10.0,
         "cpu": {"workers": 1.5, "shadow": 0.3},
-        "host": {"busy": 2.99 * cluster.machine.cores()},
+        "host": {"busy": 2.99 * cluster.reporting.cores()},
     }
     row = cluster.figures(Scenario("easgd", 5, 1), FR.of(1), found, examples=100)
     assert row["gap"] == pytest.approx(3.0)  # 30 iterations
@@ -385,15 +385,15 @@ def test_either_the_server_or_the_kernel_limits_a_link():
 
 def test_virtual_hosts_are_refused_with_a_reason_where_there_can_be_none(monkeypatch, tmp_path):
     monkeypatch.setattr(virtual_hosts, "missing", lambda: "virtual hosts need root")
-    with pytest.raises(UserError, match="need root; without --virtual-hosts"), limited_links.limited_hosts(1, tmp_path):
+    with pytest.raises(UserError, match="need root; without --virtual-hosts"), virtual_hosts.limited_hosts(1, tmp_path):
         pass
     monkeypatch.setattr(virtual_hosts, "missing", lambda: "")
     monkeypatch.chdir("/tmp")
-    with pytest.raises(UserError, match="folders of their own in /tmp"), limited_links.limited_hosts(1, tmp_path):
+    with pytest.raises(UserError, match="folders of their own in /tmp"), virtual_hosts.limited_hosts(1, tmp_path):
         pass
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(limited_links, "VirtualHosts", None)  # none is made
-    spaced = limited_links.limited_hosts(1, tmp_path / "my runs")
+    monkeypatch.setattr(virtual_hosts, "VirtualHosts", None)  # none is made
+    spaced = virtual_hosts.limited_hosts(1, tmp_path / "my runs")
     with pytest.raises(UserError, match="my runs: virtual hosts need folders without spaces"), spaced:
         pass  # a mount in the first host failed
 

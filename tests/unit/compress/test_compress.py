@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ssmpi import compress
-from ssmpi.bench.compression import speed
+from ssmpi.bench import compression
 from ssmpi.bench.options import CompressionOptions
 from ssmpi.compress import CodecOptions, PayloadError, payload
 from ssmpi.compress.codec import TINY
@@ -333,7 +333,7 @@ def test_no_threshold_is_searched_for_where_all_but_few_entries_are_zero(others,
 
 def test_what_codecs_cost_is_printed(tmp_path, capsys):
     """A line each, with what their payloads say."""
-    found = speed.measure(
+    found = compression.measure(
         CompressionOptions(codecs=("dense", "threshold:0.99"), entries=20_000, rounds=3, out=tmp_path / "costs.json")
     )
     assert [cost["codec"] for cost in json.loads((tmp_path / "costs.json").read_text())] == ["dense", "threshold:0.99"]

@@ -1,30 +1,112 @@
-"""Processor time of complete encoded exchanges at both ends, without the messages between them.
+"""``ssmpi bench compression``: the cost of a codec on one core, and the size of its payloads.
 
-Vectors take random walks, like weights, and each turn sends the changes through the classes that runs use, so every
-pass over a vector is timed. The first turns, which are dense and compute thresholds, are not. ``ssmpi plan --predict``
-uses these figures: ``Codec.nanoseconds`` and the algorithms' ``PASSES``.
+Gradients are random with heavy tails, like real ones (Student's t with 3 degrees of freedom), new in each turn, and
+copied into place, so each encode reads memory that another loop has just written. Codecs are interleaved. Nanoseconds
+are CPU time, medians over the turns; refreshes, which compute an exact threshold, are listed separately. Then whole
+exchanges are timed at both ends, without the messages between them. ``ssmpi plan --predict`` uses these figures:
+``Codec.nanoseconds`` and the algorithms' ``PASSES``.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.bench.compression.timing import timed
+from ssmpi.bench.options import CompressionOptions
 from ssmpi.compress import CodecOptions, MirrorReceiver, MirrorSender, ShardCodecs
 from ssmpi.core.settings import EXAMPLES
 from ssmpi.core.traffic import Traffic
+from ssmpi.files import atomic_file
 from ssmpi.sync import pushes
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
 from ssmpi.sync.exchange import merge_difference
 from ssmpi.sync.mean_mirrors import MeanMirrors
 from ssmpi.sync.options import RoundOptions
 
+T = TypeVar("T")
+
 SETTLE = 9  # turns: after the refreshes at 1, 2, 4 and 8 the next one is far away
 Turn = Callable[[np.ndarray], tuple[float, ...]]  # seconds of an exchange, after a step float32 (n,)
+
+
+def timed(body: Callable[[], T]) -> tuple[float, T]:
+    """CPU seconds of this thread, and the result of ``body``."""
+    began = time.thread_time()
+    result = body()
+    return time.thread_time() - began, result
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecCost:
+    """The cost of a codec per entry: nanoseconds to encode, between refreshes and in one, and to decode; bytes sent,
+    and the share of entries sent.
+    """
+
+    codec: str
+    encode_ns: float
+    refresh_ns: float
+    decode_ns: float
+    bytes_an_entry: float
+    density: float
+
+
+def measure(options: CompressionOptions) -> list[CodecCost]:
+    """Print a line for each codec and for its ``exchanges``, and write all of it to ``--out``. SettingsError for an
+    unknown codec.
+    """
+    codecs, entries, rounds, out = options.codecs, options.entries, options.rounds, options.out
+    if out:
+        atomic_file.check(out)
+    made = {
+        text: compress.make(text, compress.CodecOptions(life_span=EXAMPLES, refresh="plain"), entries)
+        for text in codecs
+    }
+    found: dict[str, list[tuple[float, float, float, int]]] = {text: [] for text in codecs}
+    left, decoded, generator = np.empty(entries, np.float32), np.zeros(entries, np.float32), np.random.default_rng(1)
+    for text in codecs:
+        compress.compile_kernels(text)
+    for _ in range(rounds):
+        gradient = generator.standard_t(3, size=entries).astype(np.float32)
+        for text, codec in made.items():
+            left[:] = gradient
+            seconds, sent = timed(lambda codec=codec: codec.take(left))  # type: ignore[misc]
+            back, _ = timed(lambda sent=sent: compress.add(sent, decoded))  # type: ignore[misc]
+            found[text].append((seconds, back, sent.size, compress.count_of(sent)[1]))
+    costs = [cost(text, np.array(found[text]), entries) for text in codecs]
+    print(table(costs, entries, rounds))
+    print()
+    mirrors = measure_exchanges(codecs, entries, rounds)
+    if out:
+        both = [asdict(cost) | asdict(exchange) for cost, exchange in zip(costs, mirrors, strict=True)]
+        atomic_file.write(out, json.dumps(both, indent=1) + "\n")
+    return costs
+
+
+def cost(codec: str, turns: np.ndarray, entries: int) -> CodecCost:
+    """The cost of a codec from its turns, (turns, 4); the first turn computed a threshold."""
+    encode, decode, size, sent = np.median(turns[1:], axis=0) / entries
+    return CodecCost(
+        codec=codec, encode_ns=1e9 * encode, refresh_ns=1e9 * turns[0, 0] / entries, decode_ns=1e9 * decode,
+        bytes_an_entry=float(size), density=float(sent),
+    )  # fmt: skip
+
+
+def table(costs: Sequence[CodecCost], entries: int, rounds: int) -> str:
+    """One line per codec; ``times less`` is relative to float32."""
+    head = f"{'codec':24}encode ns  refresh ns  decode ns   density  bytes an entry  times less"
+    lines = [f"{entries:,} entries, medians of {rounds - 1} turns, one core; nanoseconds an entry", head]
+    for c in costs:
+        lines.append(
+            f"{c.codec:24}{c.encode_ns:9.2f}  {c.refresh_ns:10.2f}  {c.decode_ns:9.2f}  {c.density:8.4f}  "
+            f"{c.bytes_an_entry:14.4f}  {4 / c.bytes_an_entry:10.1f}"
+        )
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +134,12 @@ class Exchange:
         return self.ma_ns - 1.5 * self.send_ns - self.receive_ns
 
 
-def measure(codecs: Sequence[str], entries: int, rounds: int) -> list[Exchange]:
-    """Measure each codec: medians over ``rounds`` turns, codecs interleaved. Prints a line for each."""
+def measure_exchanges(codecs: Sequence[str], entries: int, rounds: int) -> list[Exchange]:
+    """Measure each codec: medians over ``rounds`` turns, codecs interleaved. Prints a line for each.
+
+    Vectors take random walks, like weights, and each turn sends the changes through the classes that runs use, so every
+    pass over a vector is timed. The first turns, which are dense and compute thresholds, are not.
+    """
     turns = {text: [each(text, entries) for each in (push, mirror, elastic, mean)] for text in codecs}
     seconds: dict[str, list[list[float]]] = {text: [] for text in codecs}
     generator = np.random.default_rng(1)
@@ -65,7 +151,7 @@ def measure(codecs: Sequence[str], entries: int, rounds: int) -> list[Exchange]:
                 seconds[text].append(found)
     medians = [(1e9 * np.median(seconds[text], axis=0) / entries).tolist() for text in codecs]
     costs = [Exchange(push_ns=a, send_ns=b, receive_ns=c, easgd_ns=d, ma_ns=e) for a, b, c, d, e in medians]
-    print(table(codecs, costs, entries, rounds))
+    print(exchange_table(codecs, costs, entries, rounds))
     return costs
 
 
@@ -153,7 +239,7 @@ def vectors(number: int, entries: int) -> list[np.ndarray]:
     return [np.zeros(entries, np.float32) for _ in range(number)]
 
 
-def table(codecs: Sequence[str], costs: Sequence[Exchange], entries: int, rounds: int) -> str:
+def exchange_table(codecs: Sequence[str], costs: Sequence[Exchange], entries: int, rounds: int) -> str:
     """One line per codec; the last columns are the cost of a round beyond its mirrors."""
     head = f"{'codec':24}push ns  send ns  receive ns  mirror ns  easgd round ns  besides  ma round ns  besides"
     first = f"whole exchanges, {entries:,} entries, medians of {rounds} turns, one core; nanoseconds an entry"

@@ -1,1 +1,0 @@
-"""The cost of codecs and the links for which they pay."""
