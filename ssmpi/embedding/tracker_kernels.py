@@ -86,19 +86,23 @@ def _selectable(row: int, parts: np.ndarray) -> bool:
 @njit(cache=True, nogil=True)
 def take_listed(parts: np.ndarray, head: np.ndarray, listed: np.ndarray, ids: np.ndarray, out: np.ndarray) -> int:
     """Write the rows of the list, and those of parts saved whole, into ``out`` in order, and empty the list; returns
-    how many. Linear: a bit for each row sorts them.
+    how many. Linear: a bit for each row sorts them. Rows listed meanwhile may be lost, and never exceed the list's
+    length.
     """
     found = min(head[LISTED], np.int64(ids.shape[0]))
     listed[:] = 0
     for k in range(found):
         listed[ids[k] >> 3] |= 1 << (ids[k] & 7)
     head[LISTED] = head[SAMPLED] = head[KNOWN] = 0
-    n = 0
+    n, space = 0, ids.shape[0]
     for p in range(parts.shape[0]):
         for row in range(parts[p, 0], parts[p, 1]):
-            if parts[p, 2] or listed[row >> 3] & (1 << (row & 7)):
+            if parts[p, 2]:
                 out[n] = row
                 n += 1
+            elif space > 0 and listed[row >> 3] & (1 << (row & 7)):
+                out[n] = row
+                n, space = n + 1, space - 1
     listed[:] = 0
     return n
 

@@ -185,6 +185,35 @@ def test_a_full_ssu_list_loses_random_rows():
     assert 0.7 < late < 0.95  # exp(-2) of what was listed before the last 2,000 came is left: 13.5 %
 
 
+def test_a_list_that_grows_while_it_is_taken_stays_within_its_space():
+    """Trainers sample into mapped memory meanwhile: what they listed behind the scan was written beyond the buffer."""
+    rows, capacity = 40_000, 5_000
+    parts, begun, ended = np.array([[0, rows, 0]], np.int64), threading.Event(), threading.Event()
+    head, listed = np.zeros(4, np.int64), np.zeros(rows // 8, np.uint8)
+    ids, written = np.empty(capacity, np.int32), np.full(capacity + rows, -1, np.int32)
+    accessed = np.random.default_rng(1).permutation(rows).astype(np.int32)
+    once = np.ones(rows, np.int32)
+
+    def sample():
+        while not ended.is_set():
+            for first in range(0, rows, 1_000):
+                piece = slice(first, first + 1_000)
+                tracker_kernels.sample(accessed[piece], once[piece], parts, (1, 0), head, listed, ids)
+                begun.set()
+
+    sampling = threading.Thread(target=sample, daemon=True)
+    sampling.start()
+    assert begun.wait(60)
+    try:
+        for _ in range(1_000):
+            found = tracker_kernels.take_listed(parts, head, listed, ids, written[:capacity])
+            assert found <= capacity
+            assert np.all(written[capacity:] == -1)
+    finally:
+        ended.set()
+        sampling.join(60)
+
+
 def test_scar_saves_what_has_changed_most_since_it_was_saved():
     scope = scope_with((4, False), (1, True))
     weights = np.zeros((5, 2), np.float32)
