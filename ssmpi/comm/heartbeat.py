@@ -2,6 +2,7 @@
 
 The ranks form a ring; each sends the next one a heartbeat every second, so that the cost per rank does not depend on
 their number. A waiting peer would also notice, but much later, and often blame a rank that only waits itself.
+``waiting.frozen_seconds`` says how long a rank may be silent (``comm.waiting``).
 """
 
 from __future__ import annotations

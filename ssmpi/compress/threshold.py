@@ -9,6 +9,9 @@ the number of entries sent varies. Differences from the paper: a refresh sends k
 sent, so a layer with fewer than k nonzero entries has no threshold, sends them all and tries again at the next encode,
 at the cost of counting them; and because the first residuals are small, thresholds are also recomputed at encodes 1, 2,
 4, 8, ... unless ``refresh`` is ``plain``.
+
+What is left is kept by the sender: ``sync.pushes.PendingGradients`` for pushes, the difference of ``compress.mirror``
+for pulls and rounds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Every field of ``metrics.jsonl``: in which kinds of lines it is, and what it means. The documentation has
-this table.
+this table. ``metric_logger`` writes them; what a trainer measures comes to it as a ``trainer_report``.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_after_a_rank_froze_in_a_restart_the_job_starts_again_from_memory(start,
 def test_a_start_that_is_asked_to_stop_ends_soon(start, signum, module, stopped):
     """The limit is 1,000 s; nothing is to be saved yet. A frozen rank is lost; where one is slow it is a stop."""
     job = start(*TWO_TRAINERS, program=("-m", "ssmpi", "launch"), environ=freezing(1, 1, module, 1000))
-    job.until_it_breaks()
+    job.until_it_breaks().until_it_listens()
     job.send(signum)
     code, output = job.end(STOP_SECONDS + PATIENCE)
     assert (code == STOPPED) == stopped, output

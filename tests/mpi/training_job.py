@@ -58,6 +58,11 @@ class Job:
         self.until(self._broken.exists)
         return self
 
+    def until_it_listens(self, ranks=3):
+        """Wait until every rank has its handlers: a signal that comes sooner ends Python."""
+        self.until(lambda: [catches(pid, signal.SIGUSR1) for pid in self.ranks().values()] == [True] * ranks)
+        return self
+
     def told(self, kind):
         """Lines of one kind in the run's metrics so far."""
         with contextlib.suppress(OSError):
@@ -121,6 +126,14 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._running.close()
+
+
+def catches(pid, signum):
+    """Whether a process has a handler for a signal."""
+    with contextlib.suppress(OSError):
+        caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return bool(int(caught[1], 16) >> (signum - 1) & 1)
+    return False
 
 
 def assert_names(text, role, rank, *words):

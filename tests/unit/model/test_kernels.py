@@ -191,11 +191,11 @@ def test_route_refuses_ids_beyond_their_table_and_leaves_a_clean_slate(bad_id):
     assert np.all(keys == kernels.EMPTY)
 
 
-def test_expand_and_sum_by_row_are_each_others_transpose(generator):
+def test_gather_and_sum_by_row_are_each_others_transpose(generator):
     inverse = generator.integers(0, 6, 40).astype(np.int32)
     unique, gradients = normal(generator, 6, 3), normal(generator, 40, 3)
     out, summed = np.empty((40, 3), np.float32), np.full((6, 3), np.nan, np.float32)
-    kernels.expand(unique, inverse, out)
+    kernels.gather(unique, inverse, out)
     kernels.sum_by_row(gradients, inverse, summed)
     np.testing.assert_array_equal(out, unique[inverse])
     expected = np.zeros((6, 3))
