@@ -53,7 +53,8 @@ class OwnedParameters:
     def of(self, whole: np.ndarray) -> np.ndarray:
         """A copy of what is owned of a vector of the whole network."""
         found = by_name(self.network.layout, whole)
-        return np.concatenate([self.rows_of(name, values).ravel() for name, values in found if self._owns(name)])
+        kept = [self.rows_of(name, values).ravel() for name, values in found if self._owns(name)]
+        return np.concatenate(kept) if kept else np.empty(0, whole.dtype)
 
     def rows_of(self, name: str, values: np.ndarray) -> np.ndarray:
         """The owned rows of a whole parameter: a view."""

@@ -53,7 +53,7 @@ def logits(
         if half and isinstance(operator, Linear) and min(inputs[0].shape[1], operator.outputs) >= NARROWEST:
             values[operator.name] = _linear(operator, parameters, inputs[0], torch.bfloat16).float()
         else:
-            values[operator.name] = _output(operator, parameters, inputs)
+            values[operator.name] = output(operator, parameters, inputs)
     return values[network.operators[-1].name].squeeze(1)
 
 
@@ -65,7 +65,8 @@ def _linear(
     return ACTIVATION[operator.activation](out)
 
 
-def _output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
+def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
+    """The output (batch, width) of one operator for ``inputs``, each (batch, its width)."""
     match operator:
         case _ if custom_code.is_own(type(operator)):
             return custom_operator.output(operator, parameters, inputs)

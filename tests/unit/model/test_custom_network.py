@@ -28,6 +28,7 @@ from ssmpi.model import custom_code, custom_network, graph
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
+from ssmpi.model.places import places_of
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.recovery import checkpoints
@@ -390,6 +391,11 @@ def network(inputs):
 
 def cubed(folder, text=CUBE):
     return custom_network.network_of(f"{write_own(folder, text)}/net.py:network", Inputs(3, 5, 8))
+
+
+def test_groups_refuse_custom_operators(tmp_path):
+    with pytest.raises(SettingsError, match=r"operator 'cube' \(net.py:Cube\) is a custom one.*set topology.group = 1"):
+        places_of(["*: home"], cubed(tmp_path), 2)
 
 
 @pytest.mark.parametrize("batch", [0, 1, 7])

@@ -1,0 +1,295 @@
+"""What each member of a group computes for the lanes of one home. ``transform`` cuts a network at its places: operators
+in the network's order, with a ``Send`` right behind the operator whose value another member reads, and a ``Receive``
+right before the first operator that reads a value from elsewhere. Pure: neither MPI nor compiled code.
+
+Nothing can deadlock: all parts keep the network's order, a ``Send`` does not wait, and a ``Receive`` waits for one that
+comes before it in that order. The backward pass is the mirror: the gradient of what a ``Receive`` received goes back,
+and each ``Send`` adds the gradient of what it sent to that of its own readers, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from ssmpi.model.network import DENSE, Inputs, Linear, Network, Operator, Parameter, floats_in
+from ssmpi.model.parameters import OwnedParameters
+from ssmpi.model.places import Places, Shares
+
+
+@dataclass(frozen=True)
+class Edge:
+    """``columns`` of a ``value`` go from member ``source`` to member ``reader``, once for each piece of a batch; with
+    ``gradient`` theirs comes back. ``bf16``: both are rounded to bfloat16.
+    """
+
+    value: str
+    columns: slice
+    source: int
+    reader: int
+    bf16: bool
+    gradient: bool
+
+    @property
+    def width(self) -> int:
+        """Numbers an example."""
+        return self.columns.stop - self.columns.start
+
+    @property
+    def message(self) -> int:
+        """Bytes an example."""
+        return self.width * (2 if self.bf16 else 4)
+
+    @property
+    def back(self) -> int:
+        """Bytes an example that come back."""
+        return self.message * self.gradient
+
+
+@dataclass(frozen=True)
+class Send:
+    """A value computed here leaves by the edge of that number."""
+
+    value: str
+    edge: int
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What it reads."""
+        return (self.value,)
+
+
+@dataclass(frozen=True)
+class Receive:
+    """A value ``width`` floats wide, put together from ``edges`` and, if this member computed some of its columns
+    itself, from its own value ``own``, which begins at column ``first``.
+    """
+
+    name: str
+    width: int
+    edges: tuple[int, ...]
+    own: str = ""
+    first: int = 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What it reads here."""
+        return (self.own,) if self.own else ()
+
+
+Item = Operator | Send | Receive
+
+
+class Mailbox(NamedTuple):
+    """What carries one kind of messages of a lane: from a member to another, at most ``size`` bytes each."""
+
+    sender: int
+    reader: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What ``member`` of a ``group`` computes for the lanes of ``home``, and what it has ``owned`` whatever the home.
+    ``edges`` are all edges of the home's lanes. ``lent``, by owner: the parameters with which the home computes, but
+    which another member owns and steps.
+    """
+
+    network: Network
+    group: int = 1
+    member: int = 0
+    home: int = 0
+    operators: tuple[Item, ...]
+    edges: tuple[Edge, ...] = ()
+    owned: OwnedParameters
+    lent: Mapping[int, Sequence[Parameter]] = field(default_factory=dict)
+
+    @property
+    def at_home(self) -> bool:
+        """Whether this member reads the batches."""
+        return self.member == self.home
+
+    @property
+    def inputs(self) -> Inputs:
+        """What it is given; a helper only receives."""
+        return self.network.inputs if self.at_home else Inputs(0, 0, 0)
+
+    @property
+    def helps(self) -> bool:
+        """Whether another member has work for this home's lanes."""
+        return not self.at_home and bool(self.operators or self.lent.get(self.member))
+
+    @property
+    def copies(self) -> list[Parameter]:
+        """The lent parameters, if this is the home: it computes with copies of them."""
+        return [parameter for each in self.lent.values() for parameter in each] if self.at_home else []
+
+    @property
+    def layout(self) -> list[Parameter]:
+        """Names and shapes of its parameters in memory: what it owns, in the network's order, then copies."""
+        return [*self.owned.layout, *self.copies]
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """Floats per example of every value here, in the order of computation."""
+        widths = self.inputs.widths() if self.at_home else {}
+        for item in self.operators:
+            if isinstance(item, Receive):
+                widths[item.name] = item.width
+            elif isinstance(item, Operator):
+                widths[item.name] = item.form(*(widths[name] for name in item.inputs)).width
+        return widths
+
+    def mailboxes(self, examples: int) -> list[Mailbox]:
+        """Those of one lane whose messages are for at most so many examples, in an order that all members share: the
+        edges', forward; the edges', backward (of 0 bytes if no gradient comes back); then three for each member except
+        the home, in order: BEGIN (its number of examples), STEP (a rate's factor, and the gradients of lent parameters)
+        and WEIGHTS (those parameters).
+        """
+        found = [Mailbox(edge.source, edge.reader, edge.message * examples) for edge in self.edges]
+        found += [Mailbox(edge.reader, edge.source, edge.back * examples) for edge in self.edges]
+        for member in range(self.group):
+            if member != self.home:
+                size = 4 * floats_in(self.lent.get(member, ()))
+                found += [Mailbox(self.home, member, 8), Mailbox(self.home, member, 8 + size)]
+                found.append(Mailbox(member, self.home, size))
+        return found
+
+
+def whole(network: Network) -> Part:
+    """The part of a group of one: everything."""
+    return Part(network=network, operators=network.operators, owned=OwnedParameters(network))
+
+
+def transform(network: Network, places: Places, member: int, home: int) -> Part:
+    """What ``member`` computes for the lanes of ``home``."""
+    shares = _shares(network, places, home)
+    edges, owners = _edges(network, places, shares, home), owned_rows(network, places)
+    return Part(
+        network=network, group=places.group, member=member, home=home, edges=edges,
+        operators=tuple(_Cut(network, shares, edges, member, home).operators()),
+        owned=OwnedParameters(network, owners[member]), lent=_lent(network, places, owners, home),
+    )  # fmt: skip
+
+
+def owned_rows(network: Network, places: Places) -> list[dict[str, slice]]:
+    """By member, the rows of every parameter that it owns: of operators at members, where they are used; of those at
+    home, whole parameters, the largest first, each to the member that owns least.
+    """
+    owned: list[dict[str, slice]] = [{} for _ in range(places.group)]
+    dealt: list[Parameter] = []
+    for name, form in network.forms.items():
+        if places.of[name].dealt:
+            dealt += form.parameters
+            continue
+        for member, columns in places.of[name].shares(form.width, places.group, 0).items():
+            split = columns != slice(0, form.width)
+            owned[member] |= {key: columns if split else slice(0, shape[0]) for key, shape in form.parameters}
+    loads = [floats_in(OwnedParameters(network, rows).layout) for rows in owned]
+    for parameter in sorted(dealt, key=lambda each: -floats_in([each])):
+        least = loads.index(min(loads))
+        loads[least] += floats_in([parameter])
+        name, shape = parameter
+        owned[least][name] = slice(0, shape[0])
+    return owned
+
+
+def _shares(network: Network, places: Places, home: int) -> dict[str, Shares]:
+    """Who has which columns of every value when it is computed, in the order of computation."""
+    inputs = {name: {home: slice(0, width)} for name, width in network.inputs.widths().items()}
+    return inputs | {
+        name: places.of[name].shares(form.width, places.group, home) for name, form in network.forms.items()
+    }
+
+
+def _edges(network: Network, places: Places, shares: Mapping[str, Shares], home: int) -> tuple[Edge, ...]:
+    """One for each value, piece of it and member that reads it; the loss reads the last value, at home."""
+    readers = defaultdict[str, set[int]](set, {network.operators[-1].name: {home}})
+    for operator in network.operators:
+        for name in operator.inputs:
+            readers[name] |= shares[operator.name].keys()
+    return tuple(
+        Edge(name, columns, source, reader, bf16=name in places.rounded, gradient=name != DENSE)
+        for name, pieces in shares.items()
+        for reader in sorted(readers[name])
+        for source, columns in sorted(pieces.items())
+        if source != reader
+    )
+
+
+def _lent(
+    network: Network, places: Places, owners: Sequence[Mapping[str, slice]], home: int
+) -> dict[int, list[Parameter]]:
+    """The parameters of operators at home that other members own, by owner."""
+    used = [each for name, form in network.forms.items() if places.of[name].dealt for each in form.parameters]
+    found = {
+        member: [parameter for parameter in used if parameter[0] in rows]
+        for member, rows in enumerate(owners)
+        if member != home
+    }
+    return {member: parameters for member, parameters in found.items() if parameters}
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A member's share of a network, given everyone's ``shares`` of values and all ``edges``."""
+
+    network: Network
+    shares: Mapping[str, Shares]
+    edges: Sequence[Edge]
+    member: int
+    home: int
+
+    def operators(self) -> Iterator[Item]:
+        """In the network's order."""
+        names: dict[str, str] = {}  # of values that this member has whole
+        for name in self.network.inputs.widths():
+            yield from self._sent(name)
+        for operator in self.network.operators:
+            if self.member not in self.shares[operator.name]:
+                continue
+            for value in operator.inputs:
+                yield from self._gathered(value, names)
+            yield self._share_of(operator, tuple(names[value] for value in operator.inputs))
+            yield from self._sent(operator.name)
+        if self.member == self.home:
+            yield from self._gathered(self.network.operators[-1].name, names)
+
+    def _sent(self, value: str) -> Iterator[Send]:
+        """What leaves of a value that has just been computed."""
+        return (
+            Send(value, n) for n, edge in enumerate(self.edges) if (edge.value, edge.source) == (value, self.member)
+        )
+
+    def _gathered(self, value: str, names: dict[str, str]) -> Iterator[Receive]:
+        """What puts a value together here before its first reader, if it was not computed here as a whole."""
+        if value in names:
+            return
+        numbers = tuple(n for n, e in enumerate(self.edges) if (e.value, e.reader) == (value, self.member))
+        own = self.shares[value].get(self.member)
+        names[value] = f"{value} (whole)" if own and numbers else value
+        if numbers:
+            width = self.network.widths[value]
+            yield Receive(names[value], width, numbers, *((value, own.start) if own else ()))
+
+    def _share_of(self, operator: Operator, inputs: tuple[str, ...]) -> Operator:
+        """The operator as it is computed here."""
+        columns = self.shares[operator.name][self.member]
+        if columns == slice(0, self.network.widths[operator.name]):
+            return operator if inputs == operator.inputs else replace(operator, inputs=inputs)
+        assert isinstance(operator, Linear), "only linear layers are split"
+        return replace(operator, inputs=inputs, outputs=columns.stop - columns.start)
+
+
+def bytes_of_step(network: Network, places: Places, examples: int, homes: Sequence[int]) -> float:
+    """Bytes that a lane's step on a batch of ``examples`` moves within the group, both directions, on average over the
+    ``homes``: its edges', and gradients and new values of lent parameters.
+    """
+    total = 0
+    for home in homes:
+        part = transform(network, places, home, home)
+        total += examples * sum(edge.message + edge.back for edge in part.edges) + 8 * floats_in(part.copies)
+    return total / len(homes)

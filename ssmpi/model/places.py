@@ -1,0 +1,274 @@
+"""Where the members of a group compute a network's operators: ordered rules such as ``top.*: 1 bf16``, of which the
+first that matches an operator's name decides, and plans, which derive such rules from any network.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import ClassVar, NamedTuple
+
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import suggestion
+from ssmpi.model import custom_code
+from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Linear, Network, Operator
+
+Shares = dict[int, slice]  # which of a value's columns a member computes, by member, in order
+
+WIDE = 256  # outputs of a layer that the plan ``columns`` splits
+NEAR = 1.1  # times the busiest stage of the best balance: among such cuts ``stages`` takes the narrowest
+ROUNDED = "bf16"
+
+
+class Place(ABC):
+    """Where an operator is computed. A new kind of place is a subclass: rules can name it as soon as it is defined."""
+
+    written: ClassVar[str]  # what a rule calls it
+    dealt: ClassVar[bool] = False  # its parameters are dealt to all members; otherwise whoever uses them owns them
+
+    @classmethod
+    @abstractmethod
+    def named(cls, word: str) -> Place | None:
+        """The place that a rule calls ``word``, if it is of this kind."""
+
+    @abstractmethod
+    def shares(self, outputs: int, group: int, home: int) -> Shares:
+        """Who computes which of an operator's ``outputs`` for the lanes of ``home``."""
+
+    def misfit(self, operator: Operator, outputs: int, group: int) -> str:
+        """Why the operator cannot be here, and the remedy; empty if it can."""
+        return ""
+
+
+class AtHome(Place):
+    """Each home computes it for its own batches."""
+
+    written, dealt = "home", True
+
+    @classmethod
+    def named(cls, word: str) -> AtHome | None:
+        """``home``."""
+        return cls() if word == cls.written else None
+
+    def shares(self, outputs: int, group: int, home: int) -> Shares:
+        """All at home."""
+        return {home: slice(0, outputs)}
+
+
+@dataclass(frozen=True)
+class AtMember(Place):
+    """One member computes it for all lanes."""
+
+    written = "a member's number"
+    number: int
+
+    @classmethod
+    def named(cls, word: str) -> AtMember | None:
+        """A number."""
+        return cls(int(word)) if word.isdecimal() else None
+
+    def shares(self, outputs: int, group: int, home: int) -> Shares:
+        """All at that member."""
+        return {self.number: slice(0, outputs)}
+
+    def misfit(self, operator: Operator, outputs: int, group: int) -> str:
+        """Members are numbered from 0."""
+        if self.number < group:
+            return ""
+        return f"topology.group = {group} has members 0 to {group - 1}: name one of them"
+
+
+class Columns(Place):
+    """Every member computes a contiguous share of a linear layer's outputs, as equal as possible, for all lanes."""
+
+    written = "columns"
+
+    @classmethod
+    def named(cls, word: str) -> Columns | None:
+        """``columns``."""
+        return cls() if word == cls.written else None
+
+    def shares(self, outputs: int, group: int, home: int) -> Shares:
+        """All members', in order."""
+        return {k: slice(k * outputs // group, (k + 1) * outputs // group) for k in range(group)}
+
+    def misfit(self, operator: Operator, outputs: int, group: int) -> str:
+        """Only linear layers, and only wide enough ones."""
+        remedy = "put it at home or at a member by a rule before this one"
+        if not isinstance(operator, Linear):
+            return f"only the outputs of a Linear can be split, this is a {type(operator).__name__}: {remedy}"
+        return f"it has fewer columns ({outputs}) than the group has members ({group}): {remedy}" * (outputs < group)
+
+
+class Rule(NamedTuple):
+    """``text`` as it was written; operators whose name matches ``pattern`` are at ``place``, and their outputs leave
+    for other members ``rounded`` to bfloat16 or not.
+    """
+
+    text: str
+    pattern: str
+    place: Place
+    rounded: bool
+
+
+@dataclass(frozen=True)
+class Places:
+    """Every operator's place by its name, in a group of ``group`` members; values that are ``rounded`` to bfloat16 on
+    their way to other members, as are their gradients on their way back.
+    """
+
+    group: int
+    of: dict[str, Place]
+    rounded: frozenset[str] = frozenset()
+
+
+def rule_of(text: str) -> Rule:
+    """A rule ``PATTERN: PLACE [bf16]``; SettingsError if it is none."""
+    pattern, _, words = text.rpartition(":")
+    word, *more = words.split() or [""]
+    if not pattern.strip() or more not in ([], [ROUNDED]):
+        raise SettingsError(f"rule {text!r} is not of the form 'PATTERN: PLACE' or 'PATTERN: PLACE {ROUNDED}'")
+    for kind in Place.__subclasses__():
+        if place := kind.named(word):
+            return Rule(text, pattern.strip(), place, bool(more))
+    known = ", ".join(kind.written for kind in Place.__subclasses__())
+    raise SettingsError(f"rule {text!r}: {word!r} is not a place: write one of {known}")
+
+
+def places_of(texts: Sequence[str], network: Network, group: int) -> Places:
+    """The places that ordered rules give the network's operators. Operators without parameters that no rule matches are
+    at home. SettingsError names rule and operator.
+    """
+    if own := custom_code.own_operators(network.operators):
+        raise SettingsError(
+            f"operator {own[0].name!r} ({custom_code.kinds_of(own[:1])}) is a custom one, which torch computes, and a "
+            "group's members compute compiled ones only: set topology.group = 1"
+        )
+    rules = [rule_of(text) for text in texts]
+    used, of, rounded = set[str](), dict[str, Place](), set[str]()
+    for operator in network.operators:
+        rule = _first(rules, network, operator)
+        if why := rule.place.misfit(operator, network.widths[operator.name], group):
+            raise SettingsError(f"rule {rule.text!r}: operator {operator.name!r}: {why}")
+        used.add(rule.text)
+        of[operator.name] = rule.place
+        if rule.rounded:
+            rounded.add(operator.name)
+    for rule in rules:
+        _refuse_unused(rule, used, network)
+    return Places(group, of, frozenset(rounded))
+
+
+def _first(rules: Sequence[Rule], network: Network, operator: Operator) -> Rule:
+    """The first rule that matches the operator, or the default."""
+    for rule in rules:
+        if fnmatchcase(operator.name, rule.pattern):
+            return rule
+    if network.forms[operator.name].parameters:
+        raise SettingsError(
+            f"operator {operator.name!r} has parameters, and none of the rules matches it: add '{operator.name}: home'"
+        )
+    return Rule("", "", AtHome(), False)
+
+
+def _refuse_unused(rule: Rule, used: set[str], network: Network) -> None:
+    if rule.text in used:
+        return
+    names = [operator.name for operator in network.operators]
+    if any(fnmatchcase(name, rule.pattern) for name in names):
+        raise SettingsError(f"rule {rule.text!r}: rules before it match all its operators: remove it, or put it first")
+    raise SettingsError(f"rule {rule.text!r} matches no operator{suggestion(rule.pattern, names)}")
+
+
+def data(network: Network, group: int) -> list[str]:
+    """Everything at home: members share nothing but parameters."""
+    return ["*: home"]
+
+
+def columns(network: Network, group: int) -> list[str]:
+    """Wide linear layers by columns, the rest at home."""
+    least = max(WIDE, group)
+    wide = [op.name for op in network.operators if isinstance(op, Linear) and op.outputs >= least]
+    return [*(f"{glob.escape(name)}: columns" for name in wide), "*: home"]
+
+
+def stages(network: Network, group: int) -> list[str]:
+    """Consecutive operators at one member each, such that the busiest has as few products as possible; among cuts that
+    nearly do, those that the fewest floats cross. Operators without parameters go with those before them, or stay at
+    home if they read inputs, which are there. SettingsError if there are fewer operators than members.
+    """
+    units = list(_units(network))
+    if len(units) < group:
+        raise SettingsError(
+            f"the plan 'stages' cuts a network between operators with parameters, and {len(units)} are too few for "
+            f"topology.group = {group}: lower it, or take the plan 'data'"
+        )
+    products = [sum(network.forms[operator.name].products for operator in unit) for unit in units]
+    cuts = _narrowest(products, [_crossing(network, unit[-1]) for unit in units], group)
+    bounds = itertools.pairwise([0, *cuts, len(units)])
+    return [
+        f"{glob.escape(operator.name)}: {member}"
+        for member, (first, last) in enumerate(bounds)
+        for unit in units[first:last]
+        for operator in unit
+    ]
+
+
+PLANS: dict[str, Callable[[Network, int], list[str]]] = {"data": data, "columns": columns, "stages": stages}
+
+
+def _units(network: Network) -> Iterator[list[Operator]]:
+    """Operators that a cut may separate: each with parameters, and those without that go with it."""
+    unit: list[Operator] = []
+    for operator in network.operators:
+        owning = bool(network.forms[operator.name].parameters)
+        if owning and any(network.forms[other.name].parameters for other in unit):
+            yield unit
+            unit = []
+        if owning or not {DENSE, ROWS, WEIGHTS} & set(operator.inputs):
+            unit.append(operator)
+    yield unit
+
+
+def _crossing(network: Network, last: Operator) -> int:
+    """Floats an example of the values computed up to ``last`` that operators after it read."""
+    place = network.operators.index(last) + 1
+    read = {name for operator in network.operators[place:] for name in operator.inputs}
+    return sum(network.widths[operator.name] for operator in network.operators[:place] if operator.name in read)
+
+
+def _narrowest(products: Sequence[int], crossing: Sequence[int], stages: int) -> tuple[int, ...]:
+    """Where to cut a list into ``stages``, given each item's ``products`` and the floats ``crossing`` a cut after it:
+    how many items come before each cut.
+    """
+    before = [0, *itertools.accumulate(products)]
+
+    @cache
+    def busiest(stages: int, end: int) -> int:
+        """The least that the busiest of some stages must do of the first ``end`` items."""
+        if stages == 1:
+            return before[end]
+        return min(max(busiest(stages - 1, cut), before[end] - before[cut]) for cut in range(stages - 1, end))
+
+    limit = NEAR * busiest(stages, len(products))
+
+    @cache
+    def best(stages: int, end: int) -> tuple[int, int, tuple[int, ...]] | None:
+        """Floats that cross, products of the busiest, and the cuts; None if a stage would be over the limit."""
+        if stages == 1:
+            return (0, before[end], ()) if before[end] <= limit else None
+        found = []
+        for cut in range(stages - 1, end):
+            head, last = best(stages - 1, cut), before[end] - before[cut]
+            if head and last <= limit:
+                found.append((head[0] + crossing[cut - 1], max(head[1], last), (*head[2], cut)))
+        return min(found, default=None)
+
+    chosen = best(stages, len(products))
+    assert chosen, "the best balance is within its own limit"
+    return chosen[2]
