@@ -80,8 +80,13 @@ def wait_until(done: Callable[[], object], waiting: WaitOptions, whom: str, sett
     deadline = time.monotonic() + waiting.time_limit_seconds
     while not done():
         if time.monotonic() > deadline:
-            raise PeerError(
-                f"no answer from {whom} within {waiting.time_limit_seconds:g} s; look at that rank's log, "
-                f"or raise {setting} if it is only slow"
-            )
+            raise late(waiting, whom, setting)
         pause.nap()
+
+
+def late(waiting: WaitOptions, whom: str, setting: str = SETTING) -> PeerError:
+    """What to raise where ``whom`` has not answered within the time limit."""
+    return PeerError(
+        f"no answer from {whom} within {waiting.time_limit_seconds:g} s; look at that rank's log, "
+        f"or raise {setting} if it is only slow"
+    )

@@ -25,8 +25,8 @@ class KernelArgs:
 
 
 @intrinsic
-def _pointer(typing: Any, address: Any) -> Any:  # numba's interface has no types
-    """A typed pointer to an address."""
+def pointer(typing: Any, address: Any) -> Any:  # numba's interface has no types
+    """A pointer to an address, for ``carray``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -37,4 +37,4 @@ def _pointer(typing: Any, address: Any) -> Any:  # numba's interface has no type
 @njit(cache=True, nogil=True)
 def array_at(words: np.ndarray, place: int, kind: type[np.generic]) -> np.ndarray:
     """The flat array of one kind of numbers with address and size at a ``place`` of the words of ``KernelArgs``."""
-    return carray(_pointer(words[place]), (words[place + 1],), kind)  # type: ignore[call-arg]  # numba gives the first
+    return carray(pointer(words[place]), (words[place + 1],), kind)  # type: ignore[call-arg]  # numba gives the first

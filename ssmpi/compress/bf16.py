@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compress import kernels
+from ssmpi.compiled.bfloat16 import from_bf16, to_bf16
 from ssmpi.compress.codec import Codec, CodecOptions, Nanoseconds, finite
 from ssmpi.compress.payload import DENSE_HALF, HEADER, payload_bytes, seal
 
@@ -25,9 +25,9 @@ class BF16(Codec):
         payload = self._payload[: payload_bytes(DENSE_HALF, self.size, ())]
         payload[-4:] = 0  # where the number of entries is odd
         halves = payload[HEADER:].view(np.uint16)[: self.size]
-        kernels.to_bf16(vector.view(np.uint32), halves)
+        to_bf16(vector.view(np.uint32), halves)
         sent = np.empty(self.size, np.uint32)
-        kernels.from_bf16(halves, sent)
+        from_bf16(halves, sent)
         finite(sent.view(np.float32))
         vector -= sent.view(np.float32)
         return seal(payload, DENSE_HALF, self.size, self.size)

@@ -30,21 +30,6 @@ def checksum(words: np.ndarray) -> np.uint64:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def to_bf16(values: np.ndarray, halves: np.ndarray) -> None:
-    """Round float32, seen as uint32 (n,), to the nearest bfloat16, ties to even; uint16 (n,)."""
-    for i in range(values.shape[0]):
-        bits = values[i]
-        halves[i] = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def from_bf16(halves: np.ndarray, values: np.ndarray) -> None:
-    """Widen bfloat16, seen as uint16 (n,), to float32, seen as uint32 (n,)."""
-    for i in range(halves.shape[0]):
-        values[i] = np.uint32(halves[i]) << np.uint32(16)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
 def all_finite(values: np.ndarray) -> bool:
     """Whether float32 (n,) holds neither NaN nor infinity."""
     bad = 0

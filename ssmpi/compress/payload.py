@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ssmpi.compiled.bfloat16 import from_bf16
 from ssmpi.compress import kernels
 from ssmpi.compress.kernels import BLOCK
 from ssmpi.core.errors import PeerError
@@ -169,5 +170,5 @@ def _dense(body: np.ndarray, kind: int, size: int) -> np.ndarray:
     if kind == DENSE:
         return body.view(np.float32)
     values = np.empty(size, np.uint32)
-    kernels.from_bf16(body.view(np.uint16)[:size], values)
+    from_bf16(body.view(np.uint16)[:size], values)
     return values.view(np.float32)
