@@ -57,6 +57,7 @@ class Config:
         if not custom_network.is_own(self.model.name):
             network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim))  # rejects what fits no data
         self._check_priority()
+        require(self.topology.group == 1, f"topology.group = {self.topology.group}: groups do not train yet: set 1")
         try:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
@@ -108,6 +109,11 @@ class Config:
         require(
             not own_operators or self.model.precision == "fp32",
             f"model.precision = '{self.model.precision}': operators of one's own are computed in float32: set 'fp32'",
+        )
+        require(
+            not own_operators or self.topology.group == 1,
+            f"topology.group = {self.topology.group}: operators of one's own are computed by torch, which knows no "
+            "members: set topology.group = 1",
         )
         copy = dataclasses.replace(self)
         vars(copy)["network"] = network  # where ``cached_property`` stores it: not a setting, so not a field

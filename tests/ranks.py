@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ssmpi.cluster.session_folder import session_folder
 from ssmpi.comm.in_process import Channel, InProcessConversation
-from ssmpi.core.topology import CONVERSATIONS, Directory, Topology
+from ssmpi.core.topology import CONVERSATIONS, Directory
 from ssmpi.core.traffic import Traffic, meter
 from ssmpi.host.mpi_environment import environment
 
@@ -32,12 +32,6 @@ TESTS = Path(__file__).parent
 WITHOUT_SCIPY, WITHOUT_MATPLOTLIB = TESTS / "hidden" / "scipy", TESTS / "hidden" / "matplotlib"
 WITHOUT_EXTRAS = (WITHOUT_SCIPY, WITHOUT_MATPLOTLIB)
 PATIENCE = 120  # seconds until something counts as hung: twenty times what it takes on an idle machine
-
-
-class Pairs(Topology):
-    """Two trainers hold a replica. It is here for real ranks to find."""
-
-    group = 2
 
 
 # Real ranks

@@ -13,7 +13,7 @@ from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.service import THREADS
 
 if TYPE_CHECKING:
-    from ssmpi.comm.rank_memory import RankMemory
+    from ssmpi.comm.rank_memory import ArrayMemory
 
 LOST, REPORTED, SET_OFF, WHOSE = range(-4, 0)  # rows below those of the threads
 COUNT = 16  # bytes of ``AppliedPushes.answer``
@@ -25,7 +25,7 @@ class SentPushes:
     """
 
     def __init__(
-        self, memory: RankMemory | None = None, threads: int = THREADS, servers: int = 1,
+        self, memory: ArrayMemory | None = None, threads: int = THREADS, servers: int = 1,
         name: str = "pushes sent",
     ) -> None:  # fmt: skip
         self._counts = (memory or ProcessMemory()).array(name, (threads + 4, servers), np.int64)
@@ -62,7 +62,7 @@ class AppliedPushes:
     started at 0.
     """
 
-    def __init__(self, memory: RankMemory | None = None, clients: int = THREADS) -> None:
+    def __init__(self, memory: ArrayMemory | None = None, clients: int = THREADS) -> None:
         counts = (memory or ProcessMemory()).array("pushes applied", (1 + clients,), np.int64)
         self._whose, self.by_client = counts[:1], counts[1:]
         if not self._whose[0]:

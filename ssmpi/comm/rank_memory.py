@@ -28,12 +28,8 @@ class Note(StrEnum):
     LEDGER = "ledger"  # the first trainer: which memory is valid, what was lost, and the outcome of a recovery
 
 
-class RankMemory(Protocol):
-    """The memory that holds a rank's state; ``kept`` if an earlier process has filled it."""
-
-    @property
-    def kept(self) -> bool:
-        """Whether arrays and notes are those of an earlier process, and must not be initialized."""
+class ArrayMemory(Protocol):
+    """Memory for arrays."""
 
     def part(self, name: str, *, shared: bool) -> Memory:
         """Memory for one array; other processes of the host can map it if it is ``shared``."""
@@ -43,6 +39,14 @@ class RankMemory(Protocol):
 
     def ready(self) -> None:
         """All arrays are there and filled."""
+
+
+class RankMemory(ArrayMemory, Protocol):
+    """The memory that holds a rank's state; ``kept`` if an earlier process has filled it."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether arrays and notes are those of an earlier process, and must not be initialized."""
 
     def note(self, name: Note, value: object) -> None:
         """Store a small JSON value under a name, atomically: a kill leaves either the old or the new one."""

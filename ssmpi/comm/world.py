@@ -1,8 +1,8 @@
 """Joins the MPI job, agrees on settings and makes every communicator once, on the main thread, in one order.
 
 One conversation, one communicator: ``embedding`` (pull and push), ``center`` (rounds with the sync PSs), ``trainers``
-(what all of them agree on between parts), ``replicas`` (dense rounds), ``control`` (row blocks, reports, stop).
-``core.topology`` says who takes part in which. Threads use buffer calls only.
+(what all of them agree on between parts), ``replicas`` (dense rounds), ``group`` (steps of the members of one replica),
+``control`` (row blocks, reports, stop). ``core.topology`` says who takes part in which. Threads use buffer calls only.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class World:
         job.set_names([topology.name_of(r) for r in range(job.size)])
         job.meet()
         conversations = map(self._conversation, CONVERSATIONS)
-        self.embedding, self.center, self.trainers, self.replicas, self.control = conversations
+        self.embedding, self.center, self.trainers, self.replicas, self.group, self.control = conversations
         self.same_role_here, self.shadow_share, self.oversubscribed = self._share_host()
         self._hosts: list[str] | None = job.comm.gather(self.host)  # on the first rank
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import Literal, NamedTuple
 
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import require, within
@@ -40,7 +40,7 @@ class RoleTraits:
 
 
 # In the order in which all ranks make communicators.
-CONVERSATIONS = ("embedding", "center", "trainers", "replicas", "control")
+CONVERSATIONS = ("embedding", "center", "trainers", "replicas", "group", "control")
 ROLES = {
     Role.TRAINER: RoleTraits("trainers", CONVERSATIONS, process_bytes=400e6),
     Role.EMBEDDING_PS: RoleTraits("embedding_ps", ("embedding",), process_bytes=185e6, serves="embedding"),
@@ -87,15 +87,16 @@ class Topology:
 
     ``threads`` are the Hogwild worker threads of one trainer (its shadow thread comes on top). ``embedding_ps = 0``
     keeps the tables inside the trainer, which only a single trainer may do. Trainers form a grid: ``group`` consecutive
-    ones hold one replica. It is 1, so that every trainer holds one of its own; it is no setting yet.
+    ones are the members of one replica. ``homes`` says which of them read batches, each on ``threads`` worker threads:
+    ``all``, or the ``first`` of each group.
     """
-
-    group: ClassVar[int] = 1
 
     trainers: int = 1
     threads: int = 1
     embedding_ps: int = 1
     sync_ps: int = 0
+    group: int = 1
+    homes: Literal["all", "first"] = "all"
 
     def __post_init__(self) -> None:
         within("topology.trainers", self.trainers, 1, MAX_RANKS)
@@ -106,6 +107,21 @@ class Topology:
             self.embedding_ps > 0 or self.trainers == 1,
             f"topology.embedding_ps = 0 keeps the tables inside one trainer, but there are {self.trainers} trainers: "
             "set topology.embedding_ps = 1 or more",
+        )
+        within("topology.group", self.group, 1, MAX_RANKS)
+        whole = -(-self.trainers // self.group) * self.group
+        require(
+            self.trainers == whole,
+            f"topology.trainers = {self.trainers} is no multiple of topology.group = {self.group}, the "
+            f"trainers that hold one replica: set topology.trainers = {whole}, or topology.group = 1",
+        )
+        require(
+            self.group > 1 or self.homes == "all",
+            f"topology.homes = '{self.homes}' chooses among the members of a group: set topology.group too",
+        )
+        require(
+            self.replica_lanes < 500,
+            f"topology.threads times the homes of a group must be at most 499, got {self.replica_lanes}",
         )
 
     @property
@@ -124,18 +140,43 @@ class Topology:
         return self.trainers // self.group
 
     @property
-    def homes(self) -> int:
-        """Trainers that read batches."""
-        return self.trainers
+    def home_trainers(self) -> int:
+        """How many trainers read batches."""
+        return self.trainers if self.homes == "all" else self.replicas
 
     @property
     def lanes(self) -> int:
-        """Worker threads of the whole job."""
-        return self.homes * self.threads
+        """Worker threads of the whole job that read batches."""
+        return self.home_trainers * self.threads
+
+    @property
+    def replica_lanes(self) -> int:
+        """Threads that step a member's parameters: one for each lane of its replica."""
+        return self.lanes // self.replicas
 
     def place_of(self, trainer: int) -> Place:
         """A trainer's place in the grid, by its index."""
         return Place(*divmod(trainer, self.group))
+
+    def is_home(self, trainer: int) -> bool:
+        """Whether a trainer reads batches."""
+        return self.homes == "all" or self.place_of(trainer).member == 0
+
+    def helpers(self, trainer: int) -> int:
+        """Threads of a trainer that step its parameters for lanes of the other members of its replica; they are
+        numbered after those of its own lanes.
+        """
+        return self.replica_lanes - self.threads * self.is_home(trainer)
+
+    def same_lanes(self, other: Topology) -> bool:
+        """Whether the same threads of the same trainers read batches."""
+        firsts = [t.group * (t.homes == "first") for t in (self, other)]
+        return (self.trainers, self.threads, firsts[0]) == (other.trainers, other.threads, firsts[1])
+
+    def lane_of(self, thread: int) -> int:
+        """The number among all lanes of a worker thread of a home, by its number among those of all trainers."""
+        trainer, own = divmod(thread, self.threads)
+        return thread if self.homes == "all" else self.place_of(trainer).replica * self.threads + own
 
     def ranks_of(self, role: Role) -> range:
         """World ranks that play ``role``."""
@@ -157,13 +198,16 @@ class Topology:
     def conversation_of(self, name: str, rank: int = 0) -> tuple[int, ...]:
         """The world ranks with which ``rank`` talks in the conversation of that ``name``, in the order of their ranks
         there, itself included; itself alone if its role takes no part. In ``replicas`` these are the same member of
-        every replica, elsewhere all whose role takes part.
+        every replica, in ``group`` the members of one, elsewhere all whose role takes part.
         """
         played, index = self.role_of(rank)
         if name not in played.traits.conversations:
             return (rank,)
+        replica, member = self.place_of(index)
         if name == "replicas":
-            return tuple(self.ranks_of(Role.TRAINER)[self.place_of(index).member :: self.group])
+            return tuple(self.ranks_of(Role.TRAINER)[member :: self.group])
+        if name == "group":
+            return tuple(self.ranks_of(Role.TRAINER)[replica * self.group :][: self.group])
         return tuple(other for role in Role if name in role.traits.conversations for other in self.ranks_of(role))
 
     def directory(self, name: str, rank: int = 0) -> Directory:
@@ -199,8 +243,12 @@ class Topology:
         """Raise TopologyError unless the job has exactly as many ranks as this topology needs."""
         if size == self.size:
             return
-        others = self.size - self.trainers
-        fits = f", or set topology.trainers = {size - others}" if size > others and self.embedding_ps else ""
+        found = size - (self.size - self.trainers)
+        fits = (
+            f", or set topology.trainers = {found}"
+            if found > 0 and found % self.group == 0 and self.embedding_ps
+            else ""
+        )
         raise TopologyError(
             f"topology needs {self.size} ranks ({self.arithmetic()}), got {size}: start it with "
             f"mpirun -n {self.size}, or let 'ssmpi launch' do that{fits}"

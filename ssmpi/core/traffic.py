@@ -2,9 +2,9 @@
 
 A message between a trainer and a server is counted by the trainer, in whichever direction it goes; one between two
 trainers by its sender; an all-reduce of n trainers as 2 (n - 1) / n of its vector on each of them, what a ring sends,
-and as one message. So the sum over all trainers is the total traffic. Rows and rounds in shared memory cause none: such
-rows are counted as ``rows_in_place``. ``entries`` counts what codecs were given, ``entries_sent`` what they sent. MPI
-and network headers are not counted.
+and as one message. So the sum over all trainers is the total traffic. Rows, rounds and steps of a group in shared
+memory cause none: such rows are counted as ``rows_in_place``. ``entries`` counts what codecs were given,
+``entries_sent`` what they sent. MPI and network headers are not counted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Link(IntEnum):
     CENTER_PULL = 3
     TRAINERS = 4
     CONTROL = 5
+    GROUP = 6
 
 
 LINKS = tuple(link.name.lower() for link in Link)
@@ -112,6 +113,7 @@ def meter(traffic: Traffic, conversation: str) -> Meter:
         "center": (Link.CENTER_PUSH, Link.CENTER_PULL),
         "trainers": (Link.TRAINERS, None),
         "replicas": (Link.TRAINERS, None),
+        "group": (Link.GROUP, None),
         "control": (Link.CONTROL, None),
     }
     return Meter(traffic, *links[conversation])

@@ -21,13 +21,14 @@ class BlockDispatcher:
 
     ``dynamic`` gives the next block to whichever thread asks; ``static`` gives requester ``k`` the blocks ``k``, ``k +
     threads``... A block that is not ``ready`` is not skipped: the order never changes. ``on_answer`` is called with the
-    requester and the answer.
+    requester and the answer; ``lane_of`` numbers requesters without gaps.
     """
 
     options: DataOptions
     order: list[int]
     threads: int
     ready: Callable[[int], bool] = lambda block: True
+    lane_of: Callable[[int], int] = lambda asker: asker
     on_answer: Callable[[int, int], None] = lambda asker, answer: None
     _dealt: int = 0
     _taken: dict[int, int] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class BlockDispatcher:
 
     def _next_block(self, asker: int) -> int:
         if self.options.handout == "static":
-            place = asker + self.threads * self._taken.get(asker, 0)
+            place = self.lane_of(asker) + self.threads * self._taken.get(asker, 0)
         else:
             place = self._dealt
         if place >= len(self.order):

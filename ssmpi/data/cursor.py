@@ -132,10 +132,11 @@ class DataCursor:
         self._trained.deal(self._dealt)
         for thread, stream in enumerate(self.streams):
             stream.begun = position.of(self._trainer, thread)
-        pieces, order = self._pieces, list(range(len(self._pieces)))
+        pieces, order, topology = self._pieces, list(range(len(self._pieces))), self._options.topology
         dispatcher = BlockDispatcher(
-            data, order, self._options.topology.lanes, lambda number: self._shard(pieces[number].block) in self._checked
-        )
+            data, order, topology.lanes, lambda number: self._shard(pieces[number].block) in self._checked,
+            topology.lane_of,
+        )  # fmt: skip
         if handed := self._trained.handed:
             dispatcher.on_answer = partial(handed.asked, ahead=self._options.ahead)
         return dispatcher

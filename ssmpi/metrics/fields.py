@@ -22,10 +22,10 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "auc_error": (SCORED, "bound of the error that the bins make in `auc`"),
     "accuracy": (SCORED, "share of rows whose score is on the right side of 0.5"),
     "calibration": (SCORED, "predicted over actual clicks"),
-    "sync_gap_trainer": ((TRAIN,), "iterations of a trainer between two rounds"),
+    "sync_gap_trainer": ((TRAIN,), "iterations of a replica between two rounds"),
     "sync_gap_thread": ((TRAIN,), "iterations of a worker thread between two rounds"),
     "round_seconds": ((TRAIN,), "seconds per round"),
-    "staleness": ((TRAIN,), "iterations of a trainer during a round"),
+    "staleness": ((TRAIN,), "iterations of a replica during a round"),
     "divergence": (
         (TRAIN,),
         "distance of a replica from the reference of its round, relative to the reference's norm, last measured",
@@ -39,6 +39,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
             "center_pull": "what they return",
             "trainers": "among trainers; an all-reduce of n counts 2 (n - 1) / n of its vector on each",
             "control": "row blocks dealt, reports, drains",
+            "group": "among the members of groups, by MPI",
         }.items()
     },
     "rows_in_place": ((TRAIN,), "rows read or updated in memory of this host in this window, without messages"),

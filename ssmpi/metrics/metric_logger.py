@@ -146,8 +146,8 @@ class MetricLogger:
     def sync(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
         """Synchronization in figures, averages over all trainers; nothing if there was no round.
 
-        The sync gap is iterations between two rounds, of a trainer and of one of its threads; ``round_seconds`` what a
-        round takes; ``staleness`` the iterations of a trainer meanwhile; ``divergence`` the distance of a replica from
+        The sync gap is iterations between two rounds, of a replica and of one of its lanes; ``round_seconds`` what a
+        round takes; ``staleness`` the iterations of a replica meanwhile; ``divergence`` the distance of a replica from
         the reference of its round (mean, center or partner's mean), relative to that one's length, when last measured.
         """
         iterations, rounds, seconds, stale = (
@@ -155,9 +155,10 @@ class MetricLogger:
         )
         if not rounds:
             return {}
+        gap = iterations / rounds * self._topology.group  # every member of a replica counts its rounds
         found = {
-            "sync_gap_trainer": iterations / rounds,
-            "sync_gap_thread": iterations / rounds / self._topology.threads,
+            "sync_gap_trainer": gap,
+            "sync_gap_thread": gap / self._topology.replica_lanes,
             "round_seconds": seconds / rounds,
             "staleness": stale / rounds,
         }

@@ -39,7 +39,7 @@ TITLES = {
     "eps": "examples per second",
     "sync_gap_thread": "sync gap (iterations of a thread)",
     "round_seconds": "seconds a round",
-    "staleness": "staleness (iterations of a trainer during a round)",
+    "staleness": "staleness (iterations of a replica during a round)",
     "divergence": "relative distance of a replica from its reference",
 }
 X = {"examples": ("million examples", 1e-6), "seconds": ("minutes of training", 1 / 60)}

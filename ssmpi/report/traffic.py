@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ssmpi.core.traffic import LINKS, ROWS
+from ssmpi.core.traffic import LINKS, ROWS, Link
 
 HEADINGS = (*(f"{link.replace('_', ' ')}, MB" for link in LINKS), "bytes an example", "rows in place")
 
@@ -13,7 +13,10 @@ HEADINGS = (*(f"{link.replace('_', ' ')}, MB" for link in LINKS), "bytes an exam
 def cells(result: Mapping[str, Any]) -> list[str]:
     """Under ``HEADINGS``, from ``result.json``; none where a run did not count."""
     found, examples = result.get("bytes"), result.get("examples")
-    if not isinstance(found, dict) or not examples or not all(name in found for name in (*LINKS, ROWS)):
+    if not isinstance(found, dict) or not examples:
+        return []
+    found = {Link.GROUP.name.lower(): 0.0, **found}  # older runs had no groups
+    if not all(name in found for name in (*LINKS, ROWS)):
         return []
     sizes = [found[link] for link in LINKS]
     return [*map(megabytes, sizes), f"{sum(sizes) / examples:,.1f}", f"{found[ROWS]:,.0f}"]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.stop import Stop
+    from ssmpi.model.parameters import OwnedParameters
 
 Saved = Checkpoint | WarmState
 
@@ -68,10 +69,12 @@ def tables(config: Config, world: World, cardinalities: tuple[int, ...], start: 
         return Tables(config, world, cardinalities, start)
 
 
-def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory) -> Replica:
-    """A replica in ``memory`` with initial values; ``reader`` reads its training data."""
+def fresh_replica(
+    config: Config, reader: SplitReader, seed: int, memory: Memory, owned: OwnedParameters | None = None
+) -> Replica:
+    """A replica in ``memory`` with initial values of what is ``owned``; ``reader`` reads its training data."""
     means = reader.means() if config.model.center_inputs else None
-    return Replica(config.network, config.model.precision, seed, memory, means)
+    return Replica(config.network, config.model.precision, seed, memory, means, owned)
 
 
 def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Replica, DenseOptimizer]:
@@ -98,7 +101,9 @@ def saved_state(config: Config, world: World, start: Start) -> Saved | None:
 def progress(config: Config, rows: int, saved: Saved | None, memory: RankMemory, trainer: int) -> Progress:
     """A trainer's counters, for a run over ``rows`` rows."""
     topology, before = config.topology, saved.state["examples"] if saved else 0
-    made = Progress(topology.threads, topology.homes, config.schedule, before, rows * config.data.passes, memory)
+    made = Progress(
+        topology.threads, topology.home_trainers, config.schedule, before, rows * config.data.passes, memory
+    )
     if isinstance(saved, Checkpoint) and trainer == 0:
         made.add_earlier(*saved.scored())
     if config.run.record_losses:
@@ -110,7 +115,7 @@ def synchronization(
     config: Config, world: World, replica: Replica, local: sync.LocalTrainer, saved: Saved | None
 ) -> tuple[list[sync.Synchronizer], sync.Pace]:
     """The synchronizers of a trainer, and their pace."""
-    options, threads = config.sync, config.topology.threads
+    options, threads = config.sync, config.topology.replica_lanes
     if saved and (saved.state["examples"] or isinstance(saved, WarmState)):
         options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
     if not options.warmup_steps and not local.memory.kept:
@@ -173,7 +178,7 @@ def resume(config: Config, world: World, saved: Saved | None, live: LiveState, s
     if isinstance(saved, Checkpoint):
         restore(live, saved, world, config.sync.algorithm, config.waiting)
     elif saved:
-        saved.make_equal(synchronizer, world, config.waiting, live.replica.owned.layout)
+        saved.make_equal(synchronizer, world, config.waiting, live.replica.owned)
 
 
 def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:

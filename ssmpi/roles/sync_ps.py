@@ -25,9 +25,11 @@ def serve_center(config: Config, world: World, folder: Path, start: Start = BEGI
     """The whole life of a sync PS. The first trainer sends the initial center."""
     world.start_heartbeat(config.waiting)
     service = Service(world.center, config.waiting)
-    center = exchanges.center(config.sync, optimizer(config.dense), service, start.memory)
+    handler = exchanges.handler(
+        config.sync, optimizer(config.dense), service, config.topology, world.center.directory, start.memory
+    )
     cpu_usage.set_up()
-    service.serve(config.topology.trainers, center.handle)
+    service.serve(config.topology.trainers, handler)
     return True
 
 

@@ -116,10 +116,33 @@ def check_topology(options: RoundOptions, topology: Topology) -> None:
             f"topology.sync_ps = {topology.sync_ps}, but sync.algorithm = '{options.algorithm}' does not use sync"
             " PSs: set topology.sync_ps = 0"
         )
+    if topology.group > 1 and (why := _why_not_in_groups(options, kind)):
+        raise TopologyError(f"topology.group = {topology.group}: {why}, or topology.group = 1")
+
+
+def _why_not_in_groups(options: RoundOptions, kind: type[Synchronizer]) -> str:
+    """Why these settings do not work where several trainers hold a replica, and what to set; empty if they do. A lane
+    that stands at a barrier of its trainer would keep the other members' lanes waiting, and they it.
+    """
+    if kind.in_the_step:
+        return f"sync.algorithm = '{options.algorithm}' takes one step of whole replicas: set another algorithm"
+    if options.warmup_steps:
+        return (
+            f"sync.warmup_steps = {options.warmup_steps} makes all threads of a trainer step together, and those of a "
+            "group would wait for each other: set sync.warmup_steps = 0"
+        )
+    if kind.partner and kind.partner != SYNC_PS and options.pace == "fixed_rate":
+        return (
+            f"sync.pace = 'fixed_rate' stops all threads of a trainer for a round of sync.algorithm = "
+            f"'{options.algorithm}', and those of a group would wait for each other: set sync.pace = 'shadow'"
+        )
+    return ""
 
 
 def make(options: RoundOptions, weights: np.ndarray, context: RoundContext, threads: int) -> list[Synchronizer]:
-    """The synchronizers of a trainer: one, or one for each of its threads, where they run rounds of their own."""
+    """The synchronizers of a trainer whose parameters so many ``threads`` step: one, or one for each of them, where
+    they run rounds of their own.
+    """
     kind = ALGORITHMS[options.algorithm]
     each = range(threads if kind.partner == SYNC_PS and options.by_thread else 1)
     found = [kind(options, exchanges.make(kind, options, weights, context, thread)) for thread in each]
@@ -139,7 +162,7 @@ def pace_of(
 def figures(synchronizers: list[Synchronizer]) -> dict[str, float]:
     """What a trainer reports about its rounds so far: sums over them, except for ``divergence``, which is the last one
     measured. A round covers the whole vector; if threads run their own rounds, these are means over the threads.
-    ``staleness`` counts the trainer's iterations between snapshot and merge.
+    ``staleness`` counts the replica's iterations between snapshot and merge.
     """
     fragments = len(synchronizers[0].fragments)
     rounds, seconds, staleness, _ = np.mean([s.exchange.tally for s in synchronizers], axis=0).tolist()

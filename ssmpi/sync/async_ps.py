@@ -64,8 +64,11 @@ class AsyncPS(Synchronizer):
         each client's mirror at both ends, its payload, and one difference. The pending gradients of each thread are
         kept.
         """
-        parts, clients = shards(parameters, options.fragments, topology.sync_ps), options.clients(topology.threads)
-        messages, own = topology.sync_ps * options.fragments, topology.threads // clients
+        parts, clients = (
+            shards(parameters, options.fragments, topology.sync_ps),
+            options.clients(topology.replica_lanes),
+        )
+        messages, own = topology.sync_ps * options.fragments, topology.replica_lanes // clients
         pushed, pulled, each, mirrors = 4.0 * (parameters + messages), 4.0 * parameters, 0.0, {}
         if options.codec != DENSE:
             pushed = HEAD * messages + own * expected_bytes(codec_of(options), parts)
@@ -76,7 +79,7 @@ class AsyncPS(Synchronizer):
             each += kind.nanoseconds.send + kind.nanoseconds.receive
             mirrors = {Role.TRAINER: clients, Role.SYNC_PS: 2 * clients * topology.replicas + 1}
         sent = {Link.CENTER_PUSH: pushed, Link.CENTER_PULL: pulled}
-        return RoundCost(sent, 1e-9 * parameters * each, topology.threads, mirrors)
+        return RoundCost(sent, 1e-9 * parameters * each, topology.replica_lanes, mirrors)
 
     def optimizer(self, thread: int) -> AccumulatingStep:
         """Steps the replica and keeps the gradients for the next push."""

@@ -63,11 +63,11 @@ class Synchronizer:
         """Exchange a fragment with the others and merge the result into the live weights; with ``active`` False follow
         them with weight 0. False if no trainer was active any more.
         """
-        iterations = self.context.local.iterations
-        began, done = time.monotonic(), iterations.sum()
+        local = self.context.local
+        began, done = time.monotonic(), local.steps
         moved = self.exchange.round(self._next_fragment(), active, self.refer)
         if moved and active:
-            self.exchange.count(time.monotonic() - began, float(iterations.sum() - done))
+            self.exchange.count(time.monotonic() - began, float(local.steps - done))
         return moved
 
     def refer(self, found: np.ndarray, fragment: int) -> np.ndarray:

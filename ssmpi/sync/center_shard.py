@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ssmpi.comm.rank_memory import RankMemory
+from ssmpi.comm.rank_memory import ArrayMemory
 from ssmpi.comm.service import THREADS, Service
 from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.comm.shared_memory import placed
@@ -42,7 +42,7 @@ class Center(ABC):
     handler of ``Service.serve``.
     """
 
-    def __init__(self, fragments: int, service: Service, memory: RankMemory, *, shared: bool) -> None:
+    def __init__(self, fragments: int, service: Service, memory: ArrayMemory, *, shared: bool) -> None:
         self._service, self._own = service, memory
         self._memory = memory.part("center", shared=shared)
         self.vector, self.shards = np.empty(0, np.float32), list[np.ndarray]()

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from ssmpi import compress
-from ssmpi.comm.rank_memory import RankMemory
+from ssmpi.comm.rank_memory import ArrayMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock, leave, take
 from ssmpi.comm.shared_memory import attach
@@ -129,7 +129,7 @@ class MirroredCenter(CenterExchange):
 class ElasticCenter(Center):
     """Is pulled towards each snapshot by ``alpha``; with a codec by mirrors of each client."""
 
-    def __init__(self, options: RoundOptions, service: Service, memory: RankMemory) -> None:
+    def __init__(self, options: RoundOptions, service: Service, memory: ArrayMemory) -> None:
         self._options, self._encoded = options, options.codec != DENSE
         if self._encoded:
             compress.compile_kernels(options.codec)

@@ -99,7 +99,7 @@ def cost(options: RoundOptions, topology: Topology, parameters: int) -> RoundCos
     payload, and the difference to send, of which a sync PS needs one.
     """
     payloads = expected_bytes(codec_of(options), shards(parameters, options.fragments, topology.sync_ps))
-    codec, own = codec_of(options)[0].nanoseconds, options.clients(topology.threads)
+    codec, own = codec_of(options)[0].nanoseconds, options.clients(topology.replica_lanes)
     return RoundCost(
         {Link.CENTER_PUSH: payloads, Link.CENTER_PULL: payloads},
         1e-9 * parameters * (2 * (codec.send + codec.receive) + PASSES),

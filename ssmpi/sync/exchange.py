@@ -115,7 +115,7 @@ class Exchange(ABC):
     # Counts
 
     def count(self, seconds: float, staleness: float) -> None:
-        """One more round, of so many seconds, and iterations of this trainer in it."""
+        """One more round, of so many seconds, and iterations of this replica in it."""
         self.rounds += 1
         self._round_seconds += seconds
         self._staleness += staleness
@@ -159,6 +159,11 @@ class Exchange(ABC):
         that one of them runs rounds for share it. Every trainer calls it.
         """
         return placed(self.context.local.memory.part(f"{name} model", shared=False), values)
+
+    @property
+    def keeper(self) -> int:
+        """The replica whose trainer's memory holds what ``array`` gave."""
+        return self.context.replicas.rank
 
     @abstractmethod
     def model(self) -> np.ndarray:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.comm.rank_memory import RankMemory
-from ssmpi.comm.service import Service
+from ssmpi.comm.service import Handler, Service
 from ssmpi.sync import host_average
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.base import ANOTHER_TRAINER, SYNC_PS, Synchronizer
@@ -17,12 +17,15 @@ from ssmpi.sync.elastic import ElasticCenter, MappedCenter, MirroredCenter
 from ssmpi.sync.gossip import GossipOptions
 from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.sync.mean import EncodedMean, HostMean, ReducedMean
+from ssmpi.sync.member_centers import MemberCenters
 from ssmpi.sync.none import NoExchange
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pairs import PairMean
 from ssmpi.sync.push_pull import PushPull
 
 if TYPE_CHECKING:
+    from ssmpi.comm.rank_memory import ArrayMemory
+    from ssmpi.core.topology import Directory, Topology
     from ssmpi.sync.exchange import Exchange
     from ssmpi.sync.round_context import RoundContext
 
@@ -55,7 +58,19 @@ def _with_center(kind: type[Synchronizer], options: RoundOptions) -> type[Center
     return MappedCenter if in_place else CenterExchange  # interpolation must lose concurrent updates
 
 
-def center(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
+def handler(
+    options: RoundOptions, optimizer: MakeStep, service: Service, topology: Topology, clients: Directory,
+    memory: ArrayMemory,
+) -> Handler:  # fmt: skip
+    """What a sync PS does with a message: it holds the center in its ``memory``, or one of each member of a group;
+    ``clients`` has the trainers' ranks.
+    """
+    if topology.group == 1:
+        return center(options, optimizer, service, memory).handle
+    return MemberCenters(partial(center, options, optimizer, service), topology, clients, memory).handle
+
+
+def center(options: RoundOptions, optimizer: MakeStep, service: Service, memory: ArrayMemory) -> Center:
     """The center of a sync PS, in its ``memory``; ``optimizer`` is for those that take optimizer steps."""
     if options.algorithm == "async_ps":
         return GradientCenter(optimizer, options, service, memory)

@@ -20,7 +20,7 @@ import numpy as np
 
 from ssmpi import compress
 from ssmpi.comm.push_counts import COUNT, AppliedPushes
-from ssmpi.comm.rank_memory import RankMemory
+from ssmpi.comm.rank_memory import ArrayMemory
 from ssmpi.comm.service import THREADS, Service
 from ssmpi.comm.shared_memory import placed
 from ssmpi.compress import MirrorSender, ShardCodecs
@@ -35,7 +35,7 @@ class GradientCenter(Center):
     state.
     """
 
-    def __init__(self, optimizer: MakeStep, options: RoundOptions, service: Service, memory: RankMemory) -> None:
+    def __init__(self, optimizer: MakeStep, options: RoundOptions, service: Service, memory: ArrayMemory) -> None:
         super().__init__(options.fragments, service, memory, shared=False)
         self._encoded, self._sum = options.codec != DENSE, np.empty(0, np.float32)
         self._mirrors: dict[tuple[int, int], MirrorSender] = {}  # by client

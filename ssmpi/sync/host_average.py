@@ -63,6 +63,11 @@ class HostTeam:
         return len(self._members)
 
     @property
+    def leader(self) -> int:
+        """Its rank among ``trainers``."""
+        return self._members[0]
+
+    @property
     def tally(self) -> tuple[float, float, float, float]:
         """Rounds, their seconds and staleness as the leader counts them for all; this member's last divergence."""
         rounds, seconds, staleness = self._board[TALLY].tolist()

@@ -119,6 +119,11 @@ class HostMean(ReducedMean):
         memory = self.context.local.memory.part(f"{name} model", shared=self.members > 1)
         return self.team.share(memory, values)
 
+    @property
+    def keeper(self) -> int:
+        """The leader's."""
+        return self.team.leader
+
     def _round(self, fragment: int, refer: Refer, *, everyone: bool) -> bool:
         part, team = self.fragments[fragment], self.team
         team.wait_for_members(self.context.waiting)

@@ -74,12 +74,12 @@ class PairMean(ReducedMean):  # the model is the mean of the replicas, too
         if tag == DONE:
             self._done += 1
             return
-        iterations, part = self.context.local.iterations, self.fragments[tag - ASK]
-        began, done = time.monotonic(), iterations.sum()
+        local, part = self.context.local, self.fragments[tag - ASK]
+        began, done = time.monotonic(), local.steps
         theirs, weights = payload.view(np.float32), self.weights[part]
         buffer = self._service.buffer(theirs.nbytes)
         snapshot = buffer.view(np.float32)
         np.copyto(snapshot, weights)
         self._service.reply(source, ANSWER, buffer)
         self.merge(weights, (snapshot + theirs) * np.float32(0.5), snapshot)
-        self.count(time.monotonic() - began, float(iterations.sum() - done))
+        self.count(time.monotonic() - began, float(local.steps - done))

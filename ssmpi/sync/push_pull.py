@@ -131,7 +131,8 @@ class PushPull(CenterExchange):
     def _compare_pushes(self) -> None:
         """Before the first push: find those that an earlier process sent and no sync PS applied."""
         local, servers = self.context.local, range(len(self._servers))
-        local.sent = SentPushes(local.memory, local.iterations.size, len(servers), "pushes to sync PSs sent")
+        threads = local.iterations.size + local.helped.size
+        local.sent = SentPushes(local.memory, threads, len(servers), "pushes to sync PSs sent")
         answers = [np.empty(COUNT, np.uint8) for _ in servers]
         self.call(APPLIED, [np.empty(0, np.uint8) for _ in servers], answers)
         for index, answer in enumerate(answers):

@@ -55,7 +55,8 @@ class ReplicaMemory:
 class LocalTrainer:
     """What an algorithm may use of its trainer; most need only ``iterations``, for their metrics.
 
-    ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps a
+    ``iterations`` int64 (threads,) done so far, and those ``helped`` with, int64 (threads,), by threads that step this
+    trainer's parameters for other members' lanes; ``factor`` of the learning rates now; ``optimizer`` steps a
     ``thread_model``. An algorithm's arrays lie in ``memory``, so that they survive a kill. ``unsent`` holds, by worker
     thread, the gradients that a codec has not sent and the codec's state. ``sent`` counts pushes of gradients to the
     sync PSs.
@@ -70,6 +71,12 @@ class LocalTrainer:
     memory: RankMemory = field(default_factory=ProcessMemory)
     unsent: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     sent: SentPushes = field(default_factory=SentPushes)
+    helped: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def steps(self) -> int:
+        """Steps of the replica so far, of all its lanes."""
+        return int(self.iterations.sum() + self.helped.sum())
 
 
 @dataclass

@@ -183,12 +183,12 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
 
 def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None, float]:
     """The bytes that the partner receives and sends in a round of one fragment, given the ``messages`` of a round over
-    the whole vector, None each without a codec; and the codec's processor seconds. Assumes at least two trainers.
+    the whole vector, None each without a codec; and the codec's processor seconds. Assumes at least two replicas.
     """
     sync, parameters, kind = config.sync, dense_parameters(config), ALGORITHMS[config.sync.algorithm]
     if sync.codec == sync.pull_codec == DENSE:
         return None, None, 0.0
-    topology = replace(config.topology, trainers=max(2, config.topology.trainers))
+    topology = replace(config.topology, trainers=max(2 * config.topology.group, config.topology.trainers))
     cost = kind.cost(sync, topology, parameters)
     if kind.partner == SYNC_PS:
         there, back = cost.sent[Link.CENTER_PUSH], cost.sent[Link.CENTER_PULL]

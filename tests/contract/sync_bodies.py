@@ -26,7 +26,12 @@ def replica(seed):
 
 def live(world, options, seed):
     """A replica that others of its host may move, where ``options`` let them."""
-    initial, memory = replica(seed), ProcessMemory().part("replica", shared=options.transport != "messages")
+    return mapped(world, options, replica(seed))
+
+
+def mapped(world, options, initial):
+    """The same with these initial weights."""
+    memory = ProcessMemory().part("replica", shared=options.transport != "messages")
     weights = memory.allocate(initial.nbytes).view(np.float32)
     weights[:] = initial
     world.replica = sync.ReplicaMemory(HOSTS.get(world.rank, world.host), memory)
@@ -74,18 +79,21 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     kind = sync.ALGORITHMS[options.algorithm]
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
         service = Service(world.center, WAITING)
-        center = sync.exchanges.center(options, optimizer(dense), service, ProcessMemory())
-        service.serve(world.topology.trainers, center.handle)
+        handler = sync.exchanges.handler(
+            options, optimizer(dense), service, world.topology, world.center.directory, ProcessMemory()
+        )
+        service.serve(world.topology.trainers, handler)
     if world.role is not Role.TRAINER:
         return None
-    home = home or sync.LocalTrainer(np.zeros(world.topology.threads, np.int64))
+    helped = np.zeros(world.topology.helpers(world.index), np.int64)
+    home = home or sync.LocalTrainer(np.zeros(world.topology.threads, np.int64), helped=helped)
     home.optimizer, home.thread_model = (
         ThreadModel(weights, np.zeros_like(weights)),
         lambda: ThreadModel(weights, np.zeros_like(weights)),
     )
     home.replica = vars(world).pop("replica", home.replica)
     context = sync.RoundContext(world.replicas, world.center, WAITING, home)
-    synchronizers = sync.make(options, weights, context, world.topology.threads)
+    synchronizers = sync.make(options, weights, context, world.topology.replica_lanes)
     for synchronizer in synchronizers:
         for name in ("move", "move_in_place"):
             if hasattr(synchronizer.exchange, name):

@@ -1,9 +1,17 @@
 """Trainers as a grid: rounds join the same member of every replica, in whatever groups trainers hold one."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from ranks import Pairs, over_mpi, over_threads
-from sync_bodies import meet, on_trainers, options
+from owners import BY_LAYER, BY_ROWS, NETWORK, WHOLE
+from ranks import over_mpi, over_threads
+from sync_bodies import close_together, mapped, meet, on_trainers, options
+
+from ssmpi import sync
+from ssmpi.core.errors import TopologyError
+from ssmpi.core.topology import Topology
 
 
 def one_round(world, options):
@@ -23,7 +31,112 @@ def one_round(world, options):
 
 @pytest.mark.parametrize("run", [over_threads, over_mpi])
 def test_members_meet_the_same_member_of_the_other_replica(run):
-    found = run(Pairs(trainers=4), one_round, options("ma", alpha=1.0, transport="messages"))[:4]
+    found = run(Topology(4, group=2), one_round, options("ma", alpha=1.0, transport="messages"))[:4]
     evens, odds = ("trainer 0", "trainer 2"), ("trainer 1", "trainer 3")
     sent = 4.0 * 1_004  # an all-reduce of two: the vector with its weight
     assert found == [(evens, 50.5, 50.5, sent), (odds, 505.0, 505.0, sent)] * 2
+
+
+# Each member's rounds are those of the whole vector
+
+
+def random(seed):
+    """A vector of the whole network."""
+    return np.random.default_rng(seed).normal(size=NETWORK.parameters).astype(np.float32)
+
+
+def in_turn(world, options, work):
+    """``work`` on all trainers at once; where it meets a center, on one replica after the other."""
+    turns = world.topology.replicas if sync.ALGORITHMS[options.algorithm].partner == sync.SYNC_PS else 1
+    for turn in range(turns):
+        if turns == 1 or turn == world.topology.place_of(world.index).replica:
+            work()
+        meet(world)
+
+
+def blocks(world, options, owners):
+    """A body: blocks of steps by the gradients that a replica's lanes have in each, with a round after them."""
+    replica, member = world.topology.place_of(world.index)
+    owned, lanes = owners[member], world.topology.replica_lanes
+    weights = mapped(world, options, owned.of(random(replica))) if world.role == "trainer" else None
+
+    def work(synchronizers):
+        own = synchronizers[0]
+        steps = [synchronizers[lane % len(synchronizers)].optimizer(lane) for lane in range(lanes)]
+        pace = sync.pace_of(synchronizers, options, lanes, None, 1.0) if options.pace == "fixed_rate" else None
+        own.exchange.begin()
+        if pace:
+            pace.begin()
+
+        def block(number):
+            for lane, step in enumerate(steps):
+                gradients = owned.of(random(1_000 * number + 10 * lane + replica))
+                step.step(SimpleNamespace(gradients=gradients, arrays=(weights, gradients)), 0.01)
+                if pace:
+                    pace.after_step(lane)
+            if options.algorithm in ("ma", "bmuf", "slowmo", "gossip"):
+                meet(world)  # replicas that meet each other have stepped
+            rounds = own.exchange.rounds + options.fragments
+            while not pace and own.exchange.leads and own.exchange.rounds < rounds and options.algorithm != "none":
+                own.round()  # perhaps to no effect: a partner must be answered, whenever it asks
+
+        for number in range(4):
+            in_turn(world, options, partial(block, number))
+        after = weights.copy()
+        central = sync.ALGORITHMS[options.algorithm].partner == sync.SYNC_PS
+        in_turn(world, options, pace.end if pace else own.close if central else partial(close_together, world, own))
+        return own.context.replicas.names, after, weights.copy(), own.model()
+
+    return on_trainers(world, options, weights, work)
+
+
+SHADOW = [options(name) for name in ("easgd", "ma", "bmuf", "slowmo", "gossip", "async_ps", "none")]
+BY_LANE = [options(name, "fixed_rate") for name in ("easgd", "async_ps")]
+CODED = [options(name, codec="bf16") for name in ("easgd", "ma", "async_ps")]
+BY_MESSAGES = [options(name, transport="messages", fragments=3) for name in ("easgd", "bmuf")]
+
+
+@pytest.mark.parametrize("owners", [BY_LAYER, BY_ROWS], ids=["layers", "rows"])
+@pytest.mark.parametrize(
+    "chosen",
+    [*SHADOW, *BY_LANE, *CODED, *BY_MESSAGES],
+    ids=lambda chosen: f"{chosen.algorithm}-{chosen.pace}-{chosen.codec}-{chosen.transport}",
+)
+def test_rounds_of_members_are_those_of_the_whole_vector(chosen, owners):
+    """To the bit: what two trainers of two threads each would have, cut into what each member owns."""
+    servers = 2 if sync.ALGORITHMS[chosen.algorithm].partner == sync.SYNC_PS else 0
+    flat = over_threads(Topology(2, 2, 1, servers), blocks, chosen, (WHOLE,))
+    grouped = over_threads(Topology(4, 1, 1, servers, group=2), blocks, chosen, owners)
+    for trainer, (met, *found) in enumerate(grouped[:4]):
+        replica, member = divmod(trainer, 2)
+        assert met == (f"trainer {member}", f"trainer {member + 2}")
+        for values, whole in zip(found, flat[replica][1:], strict=True):
+            np.testing.assert_array_equal(values, owners[member].of(whole))
+
+
+def test_rounds_move_replicas():
+    """Otherwise the test above would compare nothing."""
+    _, before, after, model = over_threads(Topology(2, 2, 1, 0), blocks, options("ma"), (WHOLE,))[0]
+    assert np.any(before != model)
+    assert np.any(after != random(0))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "remedy"),
+    [
+        (options("synchronous", "fixed_rate"), "sync.algorithm = 'synchronous'.*set another algorithm"),
+        (options("ma", "fixed_rate"), "sync.pace = 'fixed_rate' stops all threads.*set sync.pace = 'shadow'"),
+        (options("bmuf", warmup_steps=5), "sync.warmup_steps = 5.*set sync.warmup_steps = 0"),
+    ],
+    ids=["synchronous", "fixed rate", "warm-up"],
+)
+def test_barriers_are_refused(chosen, remedy):
+    with pytest.raises(TopologyError, match=f"topology.group = 2: {remedy}, or topology.group = 1"):
+        sync.check_topology(chosen, Topology(4, group=2))
+    sync.check_topology(chosen, Topology(4))
+
+
+@pytest.mark.parametrize("chosen", [*SHADOW, *BY_LANE], ids=lambda chosen: f"{chosen.algorithm}-{chosen.pace}")
+def test_all_other_algorithms_are_for_groups_too(chosen):
+    servers = sync.ALGORITHMS[chosen.algorithm].partner == sync.SYNC_PS
+    sync.check_topology(chosen, Topology(4, sync_ps=int(servers), group=2))

@@ -14,19 +14,14 @@ topologies = st.builds(
 )  # fmt: skip
 
 
-def in_groups(group, replicas, **settings):
-    """A topology in which ``group`` trainers hold a replica; the product has only groups of one."""
-
-    class Grouped(Topology):
-        pass
-
-    Grouped.group = group
-    return Grouped(trainers=group * replicas, **settings)
+def in_groups(group, replicas, homes, **settings):
+    """A topology of so many replicas."""
+    return Topology(trainers=group * replicas, group=group, homes=homes if group > 1 else "all", **settings)
 
 
 grids = st.builds(
-    in_groups, st.integers(1, 4), st.integers(1, 4), threads=st.integers(1, 3), embedding_ps=st.integers(1, 3),
-    sync_ps=st.integers(0, 3)
+    in_groups, st.integers(1, 4), st.integers(1, 4), st.sampled_from(["all", "first"]), threads=st.integers(1, 3),
+    embedding_ps=st.integers(1, 3), sync_ps=st.integers(0, 3)
 )  # fmt: skip
 
 
@@ -40,7 +35,7 @@ def test_every_rank_plays_one_role(topology):
 
 @given(topologies)
 def test_a_directory_finds_every_member_of_a_conversation(topology):
-    for conversation in CONVERSATIONS:
+    for conversation in set(CONVERSATIONS) - {"group"}:  # in which a trainer without a group is alone
         directory = topology.directory(conversation)
         assert list(directory.members) == [
             topology.role_of(rank)
@@ -60,9 +55,36 @@ def test_every_place_of_the_grid_has_one_trainer(topology):
 
 
 @given(topologies)
-def test_every_trainer_has_a_replica_and_reads_batches(topology):
-    assert topology.replicas == topology.homes == topology.trainers
+def test_without_groups_every_trainer_has_a_replica_and_reads_batches(topology):
+    assert topology.replicas == topology.home_trainers == topology.trainers
     assert topology.lanes == sum(topology.worker_threads(topology.role_of(rank)[0]) for rank in range(topology.size))
+
+
+@given(grids)
+def test_lanes_are_the_threads_of_homes_in_order(topology):
+    homes = [trainer for trainer in range(topology.trainers) if topology.is_home(trainer)]
+    assert len(homes) == topology.home_trainers
+    assert [topology.place_of(trainer).member for trainer in homes if topology.homes == "first"] in (
+        [],
+        [0] * topology.replicas,
+    )
+    assert sum(map(topology.helpers, range(topology.trainers))) == topology.lanes * (topology.group - 1)
+    threads = [trainer * topology.threads + thread for trainer in homes for thread in range(topology.threads)]
+    assert list(map(topology.lane_of, threads)) == list(range(topology.lanes))
+
+
+def test_groups_are_whole():
+    with pytest.raises(SettingsError, match=r"trainers = 5 is no multiple of topology.group = 2.*trainers = 6"):
+        Topology(trainers=5, group=2)
+    with pytest.raises(SettingsError, match=r"topology.homes = 'first' .* set topology.group"):
+        Topology(trainers=2, homes="first")
+
+
+def test_a_remedy_leaves_groups_whole():
+    with pytest.raises(TopologyError, match=r"got 8.*set topology.trainers = 6"):
+        Topology(4, embedding_ps=2, group=2).check_size(8)
+    with pytest.raises(TopologyError, match=r"got 7.*launch' do that$"):
+        Topology(4, embedding_ps=2, group=2).check_size(7)
 
 
 @given(grids)
@@ -81,6 +103,15 @@ def test_a_member_talks_to_the_same_member_of_every_replica(topology):
         _, member = topology.place_of(trainer)
         assert [role for role, _ in met] == [Role.TRAINER] * topology.replicas
         assert [topology.place_of(other) for _, other in met] == [(k, member) for k in range(topology.replicas)]
+
+
+@given(grids)
+def test_a_group_is_the_members_of_one_replica(topology):
+    for trainer in range(topology.trainers):
+        met = topology.directory("group", topology.ranks_of(Role.TRAINER)[trainer]).members
+        replica, _ = topology.place_of(trainer)
+        assert [role for role, _ in met] == [Role.TRAINER] * topology.group
+        assert [topology.place_of(other) for _, other in met] == [(replica, k) for k in range(topology.group)]
 
 
 @given(grids)
