@@ -1,5 +1,5 @@
-"""What a trainer saves in a checkpoint and restores from it. With an unchanged number of trainers it resumes exactly;
-otherwise from the common model, with the mean of the dense optimizers' states.
+"""What a trainer saves in a checkpoint and restores from it. With an unchanged number of replicas it resumes exactly,
+whichever trainers held or hold them; otherwise from the common model, with the mean of the dense optimizers' states.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.comm.waiting import wait
 from ssmpi.core.errors import DataError
 from ssmpi.core.quality import Quality
+from ssmpi.core.topology import Topology
 from ssmpi.data.position import Position
 from ssmpi.data.trained_rows import Deal
 
@@ -23,19 +24,10 @@ if TYPE_CHECKING:
     from ssmpi.checkpoint.files import Dataset
     from ssmpi.comm.waiting import WaitOptions
     from ssmpi.comm.world import World
-    from ssmpi.core.topology import Topology
-    from ssmpi.model.operators import Parameter
+    from ssmpi.model.parameters import OwnedParameters
 
 SELECTION = "choice"  # the model selection's key in a checkpoint's state
 LOG = "logbook/"  # before the names of the metric logger's arrays
-
-
-class Owned(Protocol):
-    """Which dense parameters a rank owns."""
-
-    @property
-    def layout(self) -> Sequence[Parameter]:
-        """Their names and shapes, in order."""
 
 
 class DenseReplica(Protocol):
@@ -46,7 +38,7 @@ class DenseReplica(Protocol):
         """float32 (parameters,), live."""
 
     @property
-    def owned(self) -> Owned:
+    def owned(self) -> OwnedParameters:
         """Which parameters it has."""
 
 
@@ -71,18 +63,18 @@ class Arrays(dict[str, np.ndarray]):
 
     def __init__(self, values: Mapping[str, np.ndarray], path: Path) -> None:
         super().__init__(values)
-        self._path = path
+        self.path = path
 
     def __missing__(self, name: str) -> np.ndarray:
         raise DataError(
-            f"{self._path} has no array '{name}', which this run needs to resume: another version of ssmpi wrote it."
+            f"{self.path} has no array '{name}', which this run needs to resume: another version of ssmpi wrote it."
             " Resume with that version, or start over"
         )
 
     def below(self, prefix: str) -> Arrays:
         """The arrays whose names start with a prefix, with the prefix removed."""
         found = {name.removeprefix(prefix): values for name, values in self.items() if name.startswith(prefix)}
-        return Arrays(found, self._path)
+        return Arrays(found, self.path)
 
 
 @dataclass(frozen=True)
@@ -97,25 +89,36 @@ class Checkpoint:
         """The one in ``folder``."""
         return cls(folder, store.read_manifest(folder).state)
 
+    @property
+    def topology(self) -> Topology:
+        """That of the job that saved it; older ones had no groups."""
+        return Topology(**self.state["topology"])
+
     def deal(self, topology: Topology, batch_size: int) -> Deal:
         """The deal to resume from."""
         return Deal(0, self.state["examples"], self.position(topology, batch_size))
 
     def position(self, topology: Topology, batch_size: int) -> Position:
-        """The position to resume from; a different number of trainers or threads redistributes the remaining rows."""
-        position, saved = Position.of_state(self.state["position"]), self.state["topology"]
-        if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
+        """The position to resume from; other trainers or threads than before redistribute the remaining rows."""
+        position = Position.of_state(self.state["position"])
+        if self.topology.same_lanes(topology):
             return position
         return position.for_others(topology.lanes, batch_size)
 
-    def arrays(self, trainer: int, layout: Sequence[Parameter]) -> Arrays:
-        """What one trainer saved; ``layout`` is that of its dense parameters."""
+    def file(self, trainer: int) -> Arrays:
+        """What one trainer saved."""
         path = self.folder / f"trainer-{trainer:04}.h5"
-        return Arrays(dense_vectors.join(Arrays(files.read(path), path), layout), path)
+        return Arrays(files.read(path), path)
+
+    def arrays(self, replica: int, owned: OwnedParameters) -> Arrays:
+        """What the trainers of a replica saved, in vectors of what is ``owned`` now."""
+        group = self.topology.group
+        members = [self.file(replica * group + member) for member in range(group)]
+        return Arrays(dense_vectors.join(members, owned), members[0].path)
 
     def scored(self) -> list[Quality]:
         """The quality of all rows scored before; the first trainer counts it as its own."""
-        first = self.arrays(0, ())
+        first = self.file(0)
         return [Quality(**{name: first[f"{LOG}{name}"] for name in ("histogram", "sums")})]
 
 
@@ -201,37 +204,37 @@ class LiveState:
         found |= {f"held/{k}": rows.values for k, rows in enumerate(self.prefetched) if rows.values is not None}
         if self.losses is not None:
             found["losses"] = np.array(self.losses)
-        return dense_vectors.split(found, self.replica.owned.layout)
+        return dense_vectors.split(found, self.replica.owned)
 
 
 def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: str, waiting: WaitOptions) -> None:
     """Restore replica, optimizer, algorithm and pulled rows. Before, the replica must hold the common model, and the
     tables must be loaded.
     """
-    saved, topology, layout = checkpoint.state["topology"], world.topology, live.replica.owned.layout
-    if saved["trainers"] == topology.trainers:
-        own = checkpoint.arrays(world.index, layout)
-        for name, values in live.optimizer.items():
-            values[:] = own[f"dense/{name}"]
-    else:
-        own = checkpoint.arrays(0, layout)
-        for name, values in live.optimizer.items():
-            if world.replicas.rank == 0:
-                values[:] = mean(checkpoint, f"dense/{name}", layout)
-            wait(world.replicas.ibcast(values), waiting, "trainer 0 (to read a checkpoint)")
+    topology, owned = world.topology, live.replica.owned
+    same = checkpoint.topology.replicas == topology.replicas
+    saved = checkpoint.arrays(topology.place_of(world.index).replica if same else 0, owned)
+    for name, values in live.optimizer.items():
+        if same:
+            values[:] = saved[f"dense/{name}"]
+            continue
+        if world.replicas.rank == 0:
+            values[:] = mean(checkpoint, f"dense/{name}", owned)
+        wait(world.replicas.ibcast(values), waiting, f"{world.replicas.names[0]} (to read a checkpoint)")
     if checkpoint.state["algorithm"] == algorithm:
-        live.synchronizer.resume(own.below("sync/"))
-    if saved["trainers"] == topology.trainers:
-        live.replica.vector[:] = own["replica"]
-    if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
+        live.synchronizer.resume(saved.below("sync/"))
+    if same:
+        live.replica.vector[:] = saved["replica"]
+    if checkpoint.topology.same_lanes(topology):
+        own = checkpoint.file(world.index)
         for thread, rows in enumerate(live.prefetched):
             rows.values = own.get(f"held/{thread}")
         if live.losses is not None and "losses" in own:
             live.losses.extend(own["losses"].tolist())
 
 
-def mean(checkpoint: Checkpoint, name: str, layout: Sequence[Parameter]) -> np.ndarray:
-    """Mean of one array over the trainers that saved it."""
-    trainers = checkpoint.state["topology"]["trainers"]
-    total = np.sum([checkpoint.arrays(k, layout)[name].astype(np.float64) for k in range(trainers)], axis=0)
-    return (total / trainers).astype(np.float32)
+def mean(checkpoint: Checkpoint, name: str, owned: OwnedParameters) -> np.ndarray:
+    """Mean of one array over the replicas that were saved."""
+    replicas = checkpoint.topology.replicas
+    total = np.sum([checkpoint.arrays(k, owned)[name].astype(np.float64) for k in range(replicas)], axis=0)
+    return (total / replicas).astype(np.float32)

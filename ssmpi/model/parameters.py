@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def by_name(layout: Sequence[Parameter], vector: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Views of ``vector`` by parameter."""
     ends = np.cumsum([floats_in([parameter]) for parameter in layout])
-    parts = np.split(vector, ends[:-1])
+    parts = np.split(vector, ends[:-1]) if layout else []
     return [(name, part.reshape(shape)) for (name, shape), part in zip(layout, parts, strict=True)]
 
 
@@ -53,18 +53,28 @@ class OwnedParameters:
     def of(self, whole: np.ndarray) -> np.ndarray:
         """A copy of what is owned of a vector of the whole network."""
         found = by_name(self.network.layout, whole)
-        kept = [self.rows_of(name, values).ravel() for name, values in found if self._owns(name)]
+        kept = [self.rows_of(name, values).ravel() for name, values in found if name in self.spans]
         return np.concatenate(kept) if kept else np.empty(0, whole.dtype)
+
+    def within(self, vector: np.ndarray) -> np.ndarray:
+        """A vector of the whole network, float32, with this ``vector`` of what is owned in it, and zeros elsewhere."""
+        whole = np.zeros(self.network.parameters, np.float32)
+        found = by_name(self.network.layout, whole)
+        owned = (self.rows_of(name, values) for name, values in found if name in self.spans)
+        for target, (_, values) in zip(owned, by_name(self.layout, vector), strict=True):
+            target[...] = values
+        return whole
+
+    @cached_property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """The first row and the end of what is owned of each parameter."""
+        rows = {name: slice(None) for name, _ in self.network.layout} if self.rows is None else self.rows
+        return {name: rows[name].indices(shape[0])[:2] for name, shape in self.network.layout if name in rows}
 
     def rows_of(self, name: str, values: np.ndarray) -> np.ndarray:
         """The owned rows of a whole parameter: a view."""
-        return values if self.rows is None else values[self.rows[name]]
-
-    def _owns(self, name: str) -> bool:
-        return self.rows is None or name in self.rows
+        return values[slice(*self.spans[name])]
 
     def _owned(self, layout: Sequence[Parameter]) -> list[Parameter]:
-        if self.rows is None:
-            return list(layout)
-        kept = [(name, shape, self.rows[name].indices(shape[0])) for name, shape in layout if name in self.rows]
-        return [(name, (stop - start, *shape[1:])) for name, shape, (start, stop, _) in kept]
+        kept = [(name, shape, self.spans[name]) for name, shape in layout if name in self.spans]
+        return [(name, (stop - start, *shape[1:])) for name, shape, (start, stop) in kept]

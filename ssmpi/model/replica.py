@@ -51,8 +51,8 @@ class Replica:
         return ThreadModel(self.network, self.vector if vector is None else vector, self._precision)
 
     def datasets(self, vector: np.ndarray) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
-        """What to save of ``vector``: views of the parameters, without attributes."""
-        return [(name, values, {}) for name, values in by_name(self.owned.layout, vector)]
+        """What to save of ``vector``, float32 (parameters of the network,): views by parameter, no attributes."""
+        return [(name, values, {}) for name, values in by_name(self.network.layout, vector)]
 
     def load(self, path: Path) -> np.ndarray:
         """Read what is owned of a model that was saved as ``datasets`` of all parameters; DataError if it is another

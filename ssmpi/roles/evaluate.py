@@ -120,11 +120,11 @@ class Evaluations:
             return None
         return Scored(vector, metrics, clock.wall)
 
-    def score_replica(self, split: str, replica: np.ndarray) -> None:
+    def score_replica(self, split: str, replica: Callable[[], np.ndarray]) -> None:
         """If ``evaluate.replica`` asks for it, score the first trainer's own weights and record them."""
         if not self.options.replica or self.stopped or not self.has(split):
             return
-        vector = replica.copy()
+        vector = replica().copy()
         self.share(vector, "the other trainers")
         if scored := self.score(split, vector):
             self.record(split, scored, "replica 0")

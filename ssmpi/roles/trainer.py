@@ -34,6 +34,7 @@ from ssmpi.recovery.row_saves import RowSaves
 from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.recovery.surviving import RunNotes
 from ssmpi.roles import build_trainer
+from ssmpi.roles.common_model import CommonModel
 from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
 from ssmpi.roles.model_selection import ModelSelection
@@ -66,6 +67,7 @@ class Trainer:
             trained.batches, self.progress.rate_factor, self.optimizer, self.replica.thread_model,
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
             sync.ReplicaMemory(world.host, self.replica.memory, self.replica.owned.borders), memory,
+            helped=np.zeros(config.topology.helpers(world.index), np.int64),
         )  # fmt: skip
         self.synchronizers, self.pace = build_trainer.synchronization(config, world, self.replica, local, saved)
         self._under_way = trained.under_way(self.progress.scored)
@@ -74,6 +76,7 @@ class Trainer:
         live = LiveState(
             self.replica, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
         )
+        self._model = CommonModel(self.synchronizers[0], self.replica.owned, world.group, config.waiting)
         build_trainer.resume(config, world, saved, live, self.synchronizers[0])
         self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
         self._results = build_trainer.results(config, rows, saved, self._recovery) if world.index == 0 else None
@@ -194,7 +197,7 @@ class Trainer:
         evaluations, selection = self._evaluations, self._selection
         if not selection.scored_finally and (scored := self._score_model(split)):
             evaluations.record(split, scored, best=selection.best_on(split))
-        evaluations.score_replica(split, self.replica.vector)
+        evaluations.score_replica(split, lambda: self._model.gathered(self.replica.vector))
         if self.stopped:
             self.save()
 
@@ -205,7 +208,7 @@ class Trainer:
         self._rest()
         if self._results:
             self._results.logbook.window()
-        return self._evaluations.score(split, self.synchronizers[0].model())
+        return self._evaluations.score(split, self._model.weights())
 
     def checkpoint_if_due(self) -> None:
         """Save a checkpoint, if one is due."""
@@ -224,7 +227,7 @@ class Trainer:
             if self._cursor.advanced:
                 self._checkpoints.save_and_stop(partial(self._state, self._cursor.position))
             return
-        vector = self.synchronizers[0].model()
+        vector = self._model.weights()
         if self._results and not self._selection.put_in_place():
             self._checkpoints.save_model(self._snapshots.of_model(vector))
         self._checkpoints.wait_for_the_first()
@@ -270,7 +273,7 @@ class Trainer:
 
     def _state(self, position: Position) -> TrainerState:
         """This trainer's part of a checkpoint that resumes at ``position``; call while the threads are paused."""
-        return self._snapshots.of_trainer(self.synchronizers[0].model(), position, self._selection.state)
+        return self._snapshots.of_trainer(self._model.weights(), position, self._selection.state)
 
     def _report(self, finished: bool) -> TrainerReport:
         """The counters that the first trainer collects."""

@@ -27,6 +27,7 @@ from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.files.log import log
+from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.replica import ThreadModel
 from ssmpi.recovery import checkpoints
 from ssmpi.recovery.start import ResumePlan
@@ -161,11 +162,11 @@ def test_a_checkpoint_that_holds_whole_vectors_is_resumed(tmp_path):
     for folder in (old, new):
         run_folder.make(folder.parents[1], write_run_file(folder.parents[2], data, *OLD), overwrite=False)
         shutil.unpack_archive(GOLDEN / "checkpoint-of-vectors.tar.gz", folder)
-    arrays, layout = files.read(old / "trainer-0000.h5"), load(old.parents[1] / "run.toml").network.layout
+    arrays, owned = files.read(old / "trainer-0000.h5"), OwnedParameters(load(old.parents[1] / "run.toml").network)
     assert {name for name, values in arrays.items() if values.shape == (158,)} == VECTORS
-    by_parameter = dense_vectors.split(arrays, layout)
+    by_parameter = dense_vectors.split(arrays, owned)
     assert by_parameter["replica/bottom.0.weight"].shape == (6, 3)
-    assert set(dense_vectors.join(by_parameter, layout)) == set(arrays)
+    assert set(dense_vectors.join([by_parameter], owned)) == set(arrays)
     entry = files.write(new / "trainer-0000.h5", [(name, values, {}) for name, values in by_parameter.items()])
     manifest = read_manifest(new)
     others = tuple(other for other in manifest.files if other.file != entry.file)
@@ -548,7 +549,7 @@ def test_other_numbers_repeat_no_row_and_lose_none(tmp_path, small_data, watched
 def test_an_array_that_a_checkpoint_lacks_is_named(tmp_path):
     """A checkpoint of another version of ssmpi."""
     files.write(tmp_path / "trainer-0000.h5", [("sync/center", np.ones(3, np.float32), {})])
-    arrays = Checkpoint(tmp_path, {}).arrays(0, ())
+    arrays = Checkpoint(tmp_path, {}).file(0)
     assert list(arrays.below("sync/")["center"]) == [1.0, 1.0, 1.0]
     with pytest.raises(DataError, match=r"trainer-0000\.h5 has no array 'accumulators', .*another version of ssmpi"):
         arrays.below("sync/")["accumulators"]

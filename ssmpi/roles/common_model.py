@@ -1,0 +1,40 @@
+"""The model that a run evaluates and saves, whole on every trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmpi.comm.waiting import WaitOptions, wait
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+    from ssmpi.model.parameters import OwnedParameters
+    from ssmpi.sync import Synchronizer
+
+
+@dataclass(frozen=True)
+class CommonModel:
+    """Of all replicas, by rounds of the ``synchronizer``, and of all members of a ``group``, each of which has what it
+    has ``owned``. Every trainer makes the same calls, while training is paused.
+    """
+
+    synchronizer: Synchronizer
+    owned: OwnedParameters
+    group: Conversation
+    waiting: WaitOptions
+
+    def weights(self) -> np.ndarray:
+        """float32 (parameters of the network,)."""
+        return self.gathered(self.synchronizer.model())
+
+    def gathered(self, vector: np.ndarray) -> np.ndarray:
+        """The whole of what every member of the group has in its ``vector``, float32 (owned parameters,)."""
+        if self.owned.complete:
+            return vector
+        whole = self.owned.within(vector)
+        bits = whole.view(np.uint32)  # summed with zeros they stay as they are; -0.0 would not
+        wait(self.group.iallreduce(bits), self.waiting, "the other members of its group (to gather the model)")
+        return whole
