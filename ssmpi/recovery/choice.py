@@ -80,10 +80,26 @@ def _servers(lost: Sequence[int], topology: Topology) -> int:
     return sum(topology.role_of(rank)[0] is Role.EMBEDDING_PS for rank in lost)
 
 
+def _without_a_twin(lost: Sequence[int], topology: Topology) -> str:
+    """A lost trainer whose parameters nobody else has: neither the same member of another replica nor a whole center;
+    empty if there is none.
+    """
+    played = list(map(topology.role_of, lost))
+    trainers = [index for role, index in played if role is Role.TRAINER]
+    if topology.sync_ps and Role.SYNC_PS not in dict(played):
+        return ""
+    for trainer in trainers:
+        if set(range(trainer % topology.group, topology.trainers, topology.group)) <= set(trainers):
+            return topology.name_of(trainer)
+    return ""
+
+
 def _why_not_partial(lost: Sequence[int], topology: Topology, options: RecoveryOptions) -> str:
     """Why partial recovery of this loss is impossible or disabled; empty if it is possible."""
     if (Role.TRAINER, 0) in map(topology.role_of, lost):
         return "and the first trainer's is needed to resume"
+    if alone := _without_a_twin(lost, topology):
+        return f"and neither another group nor a sync PS has the parameters of {alone}"
     if options.mode == FULL:
         return "and recovery.mode = 'full'"
     if _servers(lost, topology) > (most := options.most_lost(topology.embedding_ps)):

@@ -106,7 +106,7 @@ def losses(config: Config, start: Start, state: Mapping[str, Any]) -> tuple[Ledg
     before, repair, now = start.ledger or Ledger(), start.repair, state["examples"]
     assert repair
     ledger = before.reloaded(repair.ranks, repair.taken, now)
-    threads = config.topology.threads * (config.sync.algorithm == "async_ps")
+    threads = config.topology.replica_lanes * (config.sync.algorithm == "async_ps")
     return ledger, {
         "samples_lost": ledger.samples_lost - before.samples_lost,
         "updates_lost": repair.updates_lost(before, now),

@@ -4,7 +4,7 @@ replicas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,19 +17,20 @@ from ssmpi.files.log import log
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import World
-    from ssmpi.model.operators import Parameter
+    from ssmpi.model.parameters import OwnedParameters
     from ssmpi.recovery.start import Repair
     from ssmpi.sync import Synchronizer
 
 
 def restore_lost(
-    repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions, layout: Sequence[Parameter]
-) -> None:
-    """Every trainer calls it, once replicated state is equal on all of them.
+    repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions, owned: OwnedParameters
+) -> np.ndarray:
+    """Every trainer calls it, once replicated state is equal on all of them. Returns the mean of the surviving
+    replicas.
 
-    The shards of lost sync PSs start from the mean of the surviving replicas, with the optimizer state of the
-    checkpoint. A lost trainer gets the center, or the mean of the surviving replicas if there is no center, and the
-    mean of their optimizers' states.
+    The shards of lost sync PSs start from that mean, with the optimizer state of the checkpoint. A lost trainer gets
+    the center, or the mean if there is no center, and the mean of the other replicas' optimizer states; where no other
+    replica survives, the optimizer starts anew.
     """
     lost = world.index in repair.trainers
     living = sum(index not in repair.trainers for _, index in world.replicas.directory.members)
@@ -38,27 +39,27 @@ def restore_lost(
     for mean in means:
         wait(world.replicas.iallreduce(mean), waiting, "the other trainers (to restore lost state)")
     if repair.sync_ps:
-        saved = algorithm_state(repair, synchronizer, layout) if world.replicas.rank == 0 else {}
+        saved = algorithm_state(repair, synchronizer, owned) if world.replicas.rank == 0 else {}
         synchronizer.exchange.recenter(repair.sync_ps, means[0], saved)
     if lost:
         for values, mean in zip(arrays, means, strict=True):
-            values[:] = mean
+            values[:] = mean if living else values
         synchronizer.exchange.join()
+    return means[0]
 
 
-def algorithm_state(
-    repair: Repair, synchronizer: Synchronizer, layout: Sequence[Parameter]
-) -> Mapping[str, np.ndarray]:
+def algorithm_state(repair: Repair, synchronizer: Synchronizer, owned: OwnedParameters) -> Mapping[str, np.ndarray]:
     """The algorithm's state in the newest checkpoint; empty if there is none, or if it is damaged."""
     if not repair.checkpoint or not synchronizer.state():
         return {}
     try:
-        for entry in store.read_manifest(repair.checkpoint).files:
-            if entry.file == "trainer-0000.h5":
-                files.verify(repair.checkpoint, entry)
         checkpoint = Checkpoint.at(repair.checkpoint)
+        first = {f"trainer-{member:04}.h5" for member in range(checkpoint.topology.group)}
+        for entry in store.read_manifest(repair.checkpoint).files:
+            if entry.file in first:
+                files.verify(repair.checkpoint, entry)
         same = checkpoint.state["algorithm"] == synchronizer.options.algorithm
-        return checkpoint.arrays(0, layout).below("sync/") if same else {}
+        return checkpoint.arrays(0, owned).below("sync/") if same else {}
     except DataError as error:
         log.warning(f"the optimizer state of lost sync PSs is reset: {error}")
         return {}

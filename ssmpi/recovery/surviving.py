@@ -13,6 +13,7 @@ from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.quality import Quality, counters
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
+from ssmpi.files.log import log
 from ssmpi.recovery import explain
 from ssmpi.recovery.choice import PARTIAL
 from ssmpi.recovery.replicas import restore_lost
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.topology import Topology
-    from ssmpi.model.operators import Parameter
+    from ssmpi.model.parameters import OwnedParameters
     from ssmpi.recovery.start import Repair
     from ssmpi.sync import Synchronizer
 
@@ -51,14 +52,14 @@ NOTHING = TrainerMemory(None, {}, Quality(), -1, True)
 @dataclass(frozen=True)
 class WarmState:
     """The same on all trainers. ``state`` is the first trainer's note, with ``examples``; ``left`` the rest of the
-    latest deal; ``quality`` what each trainer has scored. Replicated state is copied from the trainer ``furthest``
-    ahead; ``repair`` names the ranks whose memory is lost.
+    latest deal; ``quality`` what each trainer has scored. Replicated state of each member is copied from the replica
+    where its trainer is ``furthest`` ahead; ``repair`` names the ranks whose memory is lost.
     """
 
     state: dict[str, Any]
     left: Deal
     quality: Sequence[Quality]
-    furthest: int
+    furthest: Sequence[int]
     warming_up: bool
     repair: Repair | None = None
 
@@ -82,7 +83,7 @@ class WarmState:
             state={**run, "examples": deal.examples, "logbook": logbook, "dealt_again": again},
             left=deal,
             quality=[each.quality for each in found],
-            furthest=0 if lost else batches.index(max(batches)),  # the first trainer's team is sure to have its leader
+            furthest=furthest(world.topology, batches, lost),
             warming_up=not all(each.warmed_up for each in found),
             repair=repair,
         )
@@ -96,25 +97,61 @@ class WarmState:
         return self.quality
 
     def make_equal(
-        self, synchronizer: Synchronizer, world: World, waiting: WaitOptions, layout: Sequence[Parameter]
+        self, synchronizer: Synchronizer, world: World, waiting: WaitOptions, owned: OwnedParameters
     ) -> None:
         """Copy replicated state to all replicas from that of the trainer furthest ahead, which may have been killed a
-        step after the others. An unfinished warm-up ends here. ``layout`` is that of the dense parameters.
+        step after the others. An unfinished warm-up ends here. ``owned`` are this trainer's dense parameters.
         """
         arrays = synchronizer.common()
         if self.warming_up:
             arrays = [synchronizer.weights, *synchronizer.context.local.optimizer.state().values()]
-        gives = world.replicas.rank == world.topology.place_of(self.furthest).replica
+        giver = self._giver(synchronizer, world) if arrays else None
+        gives = world.replicas.rank == giver
         given = [values.copy() if gives else np.zeros_like(values) for values in arrays]
         for values in given:
             wait(world.replicas.iallreduce(values), waiting, "the other trainers (to resume after a kill)")
-        for values, from_furthest in zip(arrays, given, strict=True):
+        for values, from_furthest in zip(arrays, given if giver is not None else arrays, strict=True):
             values[:] = from_furthest
         if self.warming_up:
             synchronizer.restart()
             synchronizer.context.local.memory.note(Note.WARMED_UP, True)
         if self.repair:
-            restore_lost(self.repair, synchronizer, world, waiting, layout)
+            mean = restore_lost(self.repair, synchronizer, world, waiting, owned)
+            if arrays and giver is None:
+                restart_from(mean, synchronizer)
+
+    def _giver(self, synchronizer: Synchronizer, world: World) -> int | None:
+        """The replica from whose memory this member's replicated state is copied; None if none has it any more: its
+        team's leader, which kept it for all of the team, is lost.
+        """
+        first = self.furthest[world.topology.place_of(world.index).member]
+        if not self.repair:
+            return first
+        _, keeper = world.replicas.directory.members[synchronizer.exchange.keeper]
+        has = world.replicas.gather(keeper not in self.repair.trainers)
+        return next((replica for replica in (first, *range(len(has))) if has[replica]), None)
+
+
+def furthest(topology: Topology, batches: Sequence[int], lost: Set[int]) -> list[int]:
+    """By member, the replica whose trainer has done most ``batches``; where trainers are ``lost``, the first one left:
+    the first trainer's team is sure to have its leader.
+    """
+    found = []
+    for member in range(topology.group):
+        twins = range(member, topology.trainers, topology.group)
+        living = [trainer for trainer in twins if trainer not in lost] or twins
+        best = living[0] if lost else max(living, key=lambda trainer: batches[trainer])
+        found.append(topology.place_of(best).replica)
+    return found
+
+
+def restart_from(mean: np.ndarray, synchronizer: Synchronizer) -> None:
+    """Let what an algorithm keeps of all replicas start from their ``mean``, float32 (parameters,)."""
+    weights, own = synchronizer.weights, synchronizer.weights.copy()
+    weights[:] = mean
+    synchronizer.restart()
+    weights[:] = own
+    log.warning("what all replicas had in common is lost with the trainer that kept it: it restarts from their mean")
 
 
 def deal_left(found: Sequence[TrainerMemory], lost: Set[int]) -> Deal:

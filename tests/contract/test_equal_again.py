@@ -1,37 +1,46 @@
 """What must be the same on all trainers is made so after a kill, from the trainer that was furthest ahead."""
 
 import numpy as np
-from ranks import Pairs, over_threads
-from sync_bodies import WAITING, on_trainers, options
+import pytest
+from ranks import over_threads
+from sync_bodies import WAITING, mapped, meet, on_trainers, options
 
 from ssmpi import sync
 from ssmpi.core.topology import Topology
 from ssmpi.data.position import Position
 from ssmpi.data.trained_rows import Deal
-from ssmpi.recovery.surviving import WarmState
+from ssmpi.recovery.start import Repair
+from ssmpi.recovery.surviving import WarmState, furthest
 
 
-def kept(warming_up):
-    return WarmState({}, Deal(1, 0, Position(0)), [], furthest=1, warming_up=warming_up)
+def kept(warming_up, furthest, lost):
+    repair = Repair(ranks=dict.fromkeys(lost, 2), trainers=frozenset(lost)) if lost else None
+    return WarmState({}, Deal(1, 0, Position(0)), [], furthest=furthest, warming_up=warming_up, repair=repair)
 
 
-def make_equal(world, settings, warming_up):
+def make_equal(world, settings, warming_up, furthest, lost=()):
     """A body: weights and the algorithm's arrays of a trainer that differed from all others."""
-    weights = np.full(1_003, world.rank, np.float32)
+    weights = mapped(world, settings, np.full(1_003, world.rank, np.float32))
 
     def work(synchronizers):
         own = synchronizers[0]
-        for values in own.common():
+        for values in own.common() if own.exchange.leads else ():
             values[:] = 10 + world.rank
-        kept(warming_up).make_equal(own, world, WAITING, ())
+        meet(world)
+        kept(warming_up, furthest, lost).make_equal(own, world, WAITING, None)
+        meet(world)
         return own.weights[0], [values[0] for values in own.common()]
 
     return on_trainers(world, settings, weights, work, sync.LocalTrainer(np.zeros(1, np.int64)))
 
 
-def over_trainers(algorithm, pace="shadow", warming_up=False, topology=None):
-    settings, topology = options(algorithm, pace, transport="messages"), topology or Topology(trainers=3)
-    return over_threads(topology, make_equal, settings, warming_up)[: topology.trainers]
+def over_trainers(algorithm, pace="shadow", warming_up=False):
+    settings = options(algorithm, pace, transport="messages")
+    return over_threads(Topology(3), make_equal, settings, warming_up, [1])[:3]
+
+
+def over_groups(*arguments, transport="messages"):
+    return over_threads(Topology(4, group=2), make_equal, options("bmuf", transport=transport), False, *arguments)[:4]
 
 
 def test_replicas_that_step_together():
@@ -54,6 +63,23 @@ def test_a_warm_up_that_was_cut_short_ends_with_equal_replicas():
 
 
 def test_each_member_gets_the_state_of_its_counterpart():
-    """Of the replica that trainer 1 holds with trainer 0."""
-    found = over_trainers("bmuf", topology=Pairs(trainers=4))
-    assert [each for _, each in found] == [[10.0] * 3, [11.0] * 3] * 2
+    found = over_groups([0, 1])
+    assert [each for _, each in found] == [[10.0] * 3, [13.0] * 3] * 2
+
+
+def test_the_furthest_of_each_member():
+    topology = Topology(6, group=2)
+    assert furthest(topology, [3, 1, 5, 0, 5, 2], frozenset()) == [1, 2]
+    assert furthest(topology, [3, -1, 5, 0, 9, 2], {1}) == [0, 1]
+    assert furthest(Topology(3), [3, 5, 5], frozenset()) == [1]
+
+
+@pytest.mark.parametrize("transport", ["messages", "auto"])
+def test_a_lost_member_is_that_of_the_other_group(transport):
+    """Trainer 1 gets what trainer 3 has; members 0 keep theirs. Where trainer 1 kept the global model for both, it
+    restarts from what trainer 3 has, without momentum.
+    """
+    found = over_groups([0, 1], (1,), transport=transport)
+    kept_by_trainer_3 = [13.0, 13.0] if transport == "messages" else [3.0, 0.0]
+    assert [weights for weights, _ in found] == [0.0, 3.0, 2.0, 3.0]
+    assert [each[:2] for _, each in found] == [[10.0, 10.0], kept_by_trainer_3] * 2

@@ -107,6 +107,29 @@ def test_the_decision_is_one_plain_sentence(lost, options, said):
     assert said in choose(found, starts, TOPOLOGY, RecoveryOptions(**options)).why
 
 
+GROUPS = Topology(4, embedding_ps=1, sync_ps=1, group=2)  # trainers 0 to 3; then rank 4; with a center rank 5
+NO_CENTER = replace(GROUPS, sync_ps=0)
+
+
+@pytest.mark.parametrize(
+    ("topology", "lost", "alone"),
+    [
+        (NO_CENTER, (1,), ""),
+        (NO_CENTER, (3,), ""),
+        (NO_CENTER, (1, 3), "trainer 1"),
+        (NO_CENTER, (1, 2, 3), "trainer 1"),
+        (GROUPS, (1, 3), ""),  # the center has their parameters
+        (GROUPS, (1, 5), ""),
+        (GROUPS, (1, 3, 5), "trainer 1"),
+    ],
+)
+def test_a_lost_member_needs_another_one_or_a_center(topology, lost, alone):
+    found = [Found("gone") if rank in lost else Found("", 1) for rank in range(topology.size)]
+    choice = choose(found, (1,) * topology.size, topology, RecoveryOptions(mode="partial"))
+    assert choice.how == (FULL if alone else PARTIAL)
+    assert (f"neither another group nor a sync PS has the parameters of {alone}" in choice.why) == bool(alone)
+
+
 def test_a_decision_of_the_policy_is_one_clause():
     assert "partial recovery costs not less than full recovery: " in summary(COSTS)
     assert "partial recovery cannot keep the target PLS of 0.1" in summary(MISSES)
