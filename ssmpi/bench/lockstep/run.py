@@ -1,13 +1,24 @@
 """One training run in lockstep: all trainers and their worker threads in one thread of one process, without MPI.
 
-In a tick every worker thread does one iteration. Threads of one trainer compute their gradients from the same weights
-and then apply them in turn; trainers follow each other. Rows, model, optimizers, learning rates and merges are those of
-real runs, so one trainer with one thread is bit-identical to ``ssmpi train``. Only the timing of several trainers
-differs from a real run: ``Lockstep`` prescribes it, not the operating system's scheduler.
+In a tick every worker thread does one iteration; trainers follow each other. Rows, model, optimizers, learning rates
+and merges are those of real runs, so one trainer with one thread is bit-identical to ``ssmpi train``. Only the timing
+of several trainers and threads differs from a real run: ``Lockstep`` prescribes it, not the operating system's
+scheduler.
+
+**Threads.** The T threads of a trainer take turns, and a gradient is applied T - 1 gradients after it was computed, so
+each of the other threads steps once in between: that is how Hogwild threads of equal speed interleave if they do
+nothing but compute. A round finds T - 1 gradients in flight; a part of the run ends with none. Rows are pushed with the
+gradient, not with the dense step, so their staleness depends on the number of worker threads in the job, not on how
+they are divided among trainers.
+
+The model leaves out that threads differ in speed, that weights change during a forward and a backward pass, and
+updates lost to races. A foreground round of a whole trainer waits for its threads in a real run, not here. Real rows
+are staler, because all threads of all trainers compute at once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,6 +93,7 @@ class LockstepTrainer:
         self.steps: list[DenseStep] = []
         self._models = [self.replica.thread_model() for _ in range(config.topology.threads)]
         self._workers: list[tuple[int, ThreadModel, Lookups, Iterator[tuple[Batch, Lookup]]]] = []
+        self._late: deque[tuple[int, ThreadModel, float]] = deque()  # gradients in flight: thread, model, rate factor
         self._first = 0
 
     def begin(self, first: int, lookups: list[Lookups], streams: list[Iterator[Batch]]) -> None:
@@ -94,22 +106,31 @@ class LockstepTrainer:
 
     def tick(self, progress: Progress) -> bool:
         """One iteration of every thread; False if none had any more rows."""
-        updates: list[tuple[int, ThreadModel, Lookups, Lookup, np.ndarray, float]] = []
+        trained = False
         for worker in list(self._workers):
             number, model, lookups, rows_of = worker
-            found = next(rows_of, None)
-            if found is None:
+            if found := next(rows_of, None):
+                batch, rows = found
+                logits, by_rows = model.forward_backward(batch.dense, rows.values, batch.labels)
+                rate_factor = progress.rate_factor()
+                progress.record(number, logits, batch.labels)
+                lookups.push(rows, by_rows, rate_factor)
+                self._late.append((number - self._first, model, rate_factor))
+                trained = True
+            else:
                 self._workers.remove(worker)
-                continue
-            batch, rows = found
-            logits, by_rows = model.forward_backward(batch.dense, rows.values, batch.labels)
-            rate_factor = progress.rate_factor()
-            progress.record(number, logits, batch.labels)
-            updates.append((number - self._first, model, lookups, rows, by_rows, rate_factor))
-        for thread, model, lookups, rows, by_rows, rate_factor in updates:
-            lookups.push(rows, by_rows, rate_factor)
+            self._step_until(len(self._workers) - 1)
+        return trained
+
+    def end(self) -> None:
+        """End a part of the run, or all of it: apply the gradients in flight."""
+        self._step_until(0)
+
+    def _step_until(self, most: int) -> None:
+        """Apply the oldest gradients until at most so many are in flight."""
+        while len(self._late) > max(most, 0):
+            thread, model, rate_factor = self._late.popleft()
             self.steps[thread].step(model, rate_factor)
-        return bool(updates)
 
 
 class OneProcess:
@@ -161,6 +182,8 @@ class LockstepRun:
                     tick += 1
                     self.rounds.after_tick(tick, training)
                     watch(tick)
+            for trainer in self.trainers:
+                trainer.end()
             self.rounds.close()
             if training:
                 return

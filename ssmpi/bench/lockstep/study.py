@@ -138,5 +138,5 @@ def _lock(design: StudyDesign) -> IO[str]:
 
 
 def _named(trial: Trial) -> str:
-    words = trial.arm.name, f"{trial.arm.subject.trainers} trainers", f"seed {trial.seed}", name_of(trial.choice)
+    words = trial.arm.name, trial.arm.subject.size, f"seed {trial.seed}", name_of(trial.choice)
     return ", ".join(filter(None, words))

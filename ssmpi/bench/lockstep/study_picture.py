@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmpi.bench.lockstep.comparisons import FAMILIES, Results, against
-from ssmpi.bench.lockstep.design import FOREGROUND, ONE, PACES, SHADOW, UNSYNCED, Arm, StudyDesign, Subject
+from ssmpi.bench.lockstep.design import FOREGROUND, ONE, SHADOW, UNSYNCED, Arm, StudyDesign, Subject
 from ssmpi.bench.lockstep.equivalence import Verdict
 from ssmpi.files import atomic_file
 from ssmpi.report import figures
@@ -29,12 +29,15 @@ MARKS = {
 
 
 def draw(design: StudyDesign, results: Results, verdicts: Sequence[Verdict]) -> list[Path]:
-    """``trend.png`` and ``verdicts.png``; UserError without matplotlib."""
-    files = [design.folder / "trend.png", design.folder / "verdicts.png"]
+    """``verdicts.png``, and ``trend.png`` where there are references; UserError without matplotlib."""
+    drawn = {}
     with figures.style(figures.LIGHT):
-        for file, figure in zip(files, (trend(design, results), forest(verdicts, design.options.margin)), strict=True):
-            atomic_file.write(file, figures.render(figure, "png"))
-    return files
+        if design.options.trainers:
+            drawn[design.folder / "trend.png"] = figures.render(trend(design, results), "png")
+        drawn[design.folder / "verdicts.png"] = figures.render(forest(verdicts, design.options.margin), "png")
+    for file, content in drawn.items():
+        atomic_file.write(file, content)
+    return list(drawn)
 
 
 def trend(design: StudyDesign, results: Results) -> Figure:
@@ -64,7 +67,11 @@ def _lines(
     axes: Axes, design: StudyDesign, results: Results, colours: list[ColorType], places: list[tuple[int, float]]
 ) -> None:
     """A line for each algorithm and pace, and one without rounds: means and standard errors."""
-    lines = [(name, pace, colour) for name, colour in zip(design.algorithms, colours, strict=True) for pace in PACES]
+    lines = [
+        (name, pace, colour)
+        for name, colour in zip(design.algorithms, colours, strict=True)
+        for pace in design.options.paces
+    ]
     aside = np.linspace(-APART / 2, APART / 2, len(lines) + 1)
     style: dict[str, Any] = {"markersize": 4.5, "capsize": 2, "linewidth": 1.1}
     for (name, pace, colour), shift in zip(lines, aside, strict=False):
@@ -84,10 +91,11 @@ def forest(verdicts: Sequence[Verdict], margin: float) -> Figure:
     """A line for each comparison: mean and interval, with the margin shaded. Comparisons with references, which can be
     far from 0, have their own scale.
     """
-    groups = [(family, [v for v in verdicts if v.comparison.family == family]) for family in FAMILIES]
+    found = {family: [v for v in verdicts if v.comparison.family == family] for family in FAMILIES}
+    groups = [(family, members) for family, members in found.items() if members]
     heights = [1.2 + len(members) for _, members in groups]
     figure = figures.new(9.5, 0.24 * sum(heights) + 1.6)
-    panels = figure.subplots(len(groups), 1, height_ratios=heights)
+    panels = np.atleast_1d(figure.subplots(len(groups), 1, height_ratios=heights))
     for axes in panels[1:-1]:
         axes.sharex(panels[0])
     for axes, (family, members) in zip(panels, groups, strict=True):

@@ -38,8 +38,8 @@ def write(design: StudyDesign, findings: Findings) -> tuple[str, list[Path]]:
         "title": options.title,
         "commits": list(findings.commits),
         "seeds": list(findings.seeds),
-        "chosen": [{"algorithm": s.algorithm, "trainers": s.trainers, "choice": c} for s, c in findings.chosen.items()],
-        "arms": [{"arm": a.name, "trainers": a.subject.trainers, "ne": list(ne)} for a, ne in results.items()],
+        "chosen": [{"algorithm": s.algorithm, **s.key, "choice": c} for s, c in findings.chosen.items()],
+        "arms": [{"arm": a.name, **a.subject.key, "ne": list(ne)} for a, ne in results.items()],
         "verdicts": [{**asdict(verdict), "text": verdict.text} for verdict in decided],
     }
     atomic_file.write(files[0], text)
@@ -60,14 +60,15 @@ def markdown(design: StudyDesign, findings: Findings, decided: Sequence[Verdict]
     """All tables, with notes on how to read them."""
     options = design.options
     code = ", ".join(commit or "not recorded" for commit in findings.commits)
+    whose = f"{design.subjects[0].size}, others on as many rows" if options.sizes else "every replica"
     lines = [
         f"## {options.title}",
         "",
         f"`ssmpi bench equivalence {design.path}`: {len(findings.seeds)} of {options.seeds} seeds, {options.steps:,} "
-        f"steps of every replica, commit {code}. Lockstep: a shadow round is as stale as its gap is long, one in "
+        f"steps of {whose}, commit {code}. Lockstep: a shadow round is as stale as its gap is long, one in "
         "the foreground not at all.",
         "",
-        *_arms(findings),
+        *_arms(findings, "trainers x threads" if options.sizes else "trainers"),
         "",
         f"Equal: two one-sided t-tests show the mean difference of NE to lie within {options.margin:.1%}. Worse or "
         f"better: a two-sided t-test shows that it is not 0. Both at {options.level:.0%}, by pairs of seeds, with "
@@ -81,15 +82,15 @@ def markdown(design: StudyDesign, findings: Findings, decided: Sequence[Verdict]
     return "\n".join(lines) + "\n"
 
 
-def _arms(findings: Findings) -> list[str]:
-    heads = ["arm", "trainers", "tuned", "test NE", "standard deviation", "worst run"]
+def _arms(findings: Findings, size: str) -> list[str]:
+    heads = ["arm", size, "tuned", "test NE", "standard deviation", "worst run"]
     rows = []
     for arm, ne in findings.ne.items():
         values, choice = np.array(ne), findings.chosen[arm.subject]
         mean, spread = values.mean(), values.std(ddof=1)
         rows.append([
-            arm.name, str(arm.subject.trainers), name_of(choice), f"{mean:.5f}", f"{spread / mean:.2%}",
-            f"{values.max() / mean - 1:+.2%}",
+            arm.name, arm.subject.size.removesuffix(" trainers"), name_of(choice), f"{mean:.5f}",
+            f"{spread / mean:.2%}", f"{values.max() / mean - 1:+.2%}",
         ])  # fmt: skip
     return _lines(heads, rows)
 

@@ -104,9 +104,9 @@ class TrialLog:
 
 
 class RecordedTrials:
-    """The trials of a file of published ones, by what they are: algorithm, pace, gap, trainers, seed, tuned settings.
-    Unlike ``TrialLog`` it needs no rows, and settings that have come since do not matter. DataError if it cannot be
-    read.
+    """The trials of a file of published ones, by what they are: algorithm, pace, gap, trainers, threads, seed, tuned
+    settings. Unlike ``TrialLog`` it needs no rows, and settings that have come since do not matter. DataError if it
+    cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,7 +166,7 @@ def check_rows(design: StudyDesign) -> None:
     there = SplitReader(Path(data.folder), data.train_split, data.block_rows).rows * data.passes
     if there < needed:
         raise SettingsError(
-            f"{design.path}: {subject.trainers} trainers take {needed:,} rows in {design.options.steps:,} steps, and "
+            f"{design.path}: {subject.size} take {needed:,} rows in {design.steps(subject):,} steps, and "
             f"{data.folder} has {there:,}: prepare more, or lower steps"
         )
 
@@ -183,7 +183,6 @@ def best(design: StudyDesign, subject: Subject, ledger: TrialLog | RecordedTrial
         means.append(float(np.mean([outcome.ne[VALIDATION] for outcome in found if outcome])))
     if means and min(means) == math.inf:
         raise TrainingError(
-            f"{design.path}: {subject.algorithm}, {subject.trainers} trainers: every candidate diverges, add lower "
-            "rates"
+            f"{design.path}: {subject.algorithm}, {subject.size}: every candidate diverges, add lower rates"
         )
     return design.candidates(subject)[int(np.argmin(means)) if means else 0]

@@ -139,6 +139,39 @@ def test_published_trials_are_printed_despite_newer_settings(finished, tmp_path,
         trials.RecordedTrials(record)
 
 
+SIZES = ("study.trainers=[]", "study.paces=['S']", "study.gaps=[2]", "study.sizes=[[4, 1], [2, 2], [2, 1]]")
+
+
+def test_sizes_take_the_same_rows_and_are_compared_with_each_other(tmp_path, small_data, capsys):
+    """Each is tuned for itself, and runs as many steps as come to the rows of the first."""
+    design = a_study(tmp_path, small_data, *SIZES)
+    assert study.run_all(design) == 0
+    found = lines(design)
+    assert len(found) == 3 * (2 * 2 + 2)
+    reported = [line for line in found if line["trial"]["seed"] == 2]
+    assert [(line["trial"]["trainers"], line["trial"]["threads"]) for line in reported] == [(4, 1), (2, 2), (2, 1)]
+    ne = []
+    for line, (trainers, threads, steps) in zip(reported, ((4, 1, 6), (2, 2, 6), (2, 1, 12)), strict=True):
+        config = design.config(Subject("MA", trainers, threads), line["trial"]["choice"])
+        assert (config.topology.trainers, config.topology.threads) == (trainers, threads)
+        assert config.schedule.decay_start_examples + config.schedule.decay_examples == 6 * 4 * 128
+        run = LockstepRun(config, Lockstep(2, 2, 2, 2, 2, 2, steps=steps))
+        run.train()
+        assert 6 * 4 * 128 - 128 < run.progress.examples <= 6 * 4 * 128  # the last batch of a shard is smaller
+        ne.append(run.score("test")["ne"])
+    assert [line["test"] for line in reported] == ne
+    body = json.loads((design.folder / "results.json").read_text())
+    verdicts = {each["comparison"]["name"]: each["comparison"]["differences"][1] for each in body["verdicts"]}
+    wanted = {"MA, 2 x 2 against 4 x 1": ne[1] / ne[0] - 1, "MA, 2 x 1 against 4 x 1": ne[2] / ne[0] - 1}
+    assert verdicts == pytest.approx(wanted | {"MA, 2 x 1 against 2 x 2": ne[2] / ne[1] - 1})
+    assert [path.name for path in design.folder.glob("*.png")] == ["verdicts.png"]
+    capsys.readouterr()
+    assert study.print_recorded(design, design.folder / trials.TRIALS) == 0
+    printed = capsys.readouterr().out
+    assert printed.strip() == (design.folder / "results.md").read_text().strip()
+    assert "| S-MA-2 | 2 x 2 |" in printed
+
+
 def test_differences_of_several_arms_are_averaged_within_a_seed(tmp_path, small_data):
     design = a_study(tmp_path, small_data)
     subject, values = Subject("MA", 2), iter(np.random.default_rng(0).uniform(0.7, 0.8, (6, 3)))
@@ -291,6 +324,10 @@ def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, smal
         ("study.seeds=1", "seeds must be at least 2"),
         ("study.trainers=[1]", "trainers must be at least 2"),
         ("study.gaps=[5, 5]", "must be different"),
+        ("study.trainers=[]", "set either trainers or sizes"),
+        ("study.sizes=[[8, 1]]", "set either trainers or sizes"),
+        ("study.paces=['S', 'S']", "must be different"),
+        ("study.paces=['shadow']", "not one of S, FR"),
         ("algorithms.MA.sync.algorithm=gossip", "lockstep knows"),
         ("algorithms.MA.sync.alhpa=1", "alhpa"),
         ("study.margn=1", "margn"),
@@ -301,9 +338,27 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(tmp_path, small_dat
         a_study(tmp_path, small_data, override)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["study.sizes=[[4, 1], [2]]"], r"sizes: \[2\] is not \[trainers, threads of each\]"),
+        (["study.sizes=[[4, 1], [2, 0]]"], r"sizes: \[2, 0\] is not"),
+        (["study.sizes=[[4, 1], [5, 1]]"], "5 x 1 cannot divide the 6 steps of 4 x 1: make steps a multiple of 5"),
+        (["study.sizes=[[4, 1], [4, 1]]"], "must be different"),
+        (["references.dense.rate=0.01"], r"\[references\] are not run with sizes"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(tmp_path, small_data, overrides, said):
+    with pytest.raises(SettingsError, match=said):
+        a_study(tmp_path, small_data, *SIZES, *overrides)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "jobs/studies/lockstep").glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_studies_resolve(path):
     design = load(path)
+    if design.options.sizes:
+        assert {design.examples(s, design.config(s, {"dense.rate": 0.04})) for s in design.subjects} == {1_024_000}
+        return
     assert {"EASGD", "MA", "BMUF"} <= set(design.algorithms)
     assert design.options.gaps == (5, 30)
 

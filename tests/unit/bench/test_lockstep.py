@@ -13,6 +13,8 @@ from ssmpi.bench.lockstep import paired
 from ssmpi.bench.lockstep.rounds import LockstepRounds
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
 from ssmpi.core.errors import SettingsError
+from ssmpi.model.optim import SGD, Adagrad
+from ssmpi.model.replica import ThreadModel
 from ssmpi.sync import Options
 
 FIXED_RATE = ("sync.pace=fixed_rate", "sync.every_iterations=4", "sync.alpha=0.3")
@@ -87,6 +89,60 @@ def test_rounds_of_two_trainers_are_those_of_a_run(tmp_path, small_data, algorit
     run = in_lockstep(tmp_path / "lockstep", small_data, *overrides, gap=4)
     assert_same_bits(run, real)
     assert run.rounds.count > 5
+
+
+class Recorded:
+    """Records the batches and the steps of a run."""
+
+    def __init__(self, patch):
+        self.batches, self.steps = [], 0
+        forward_backward, adagrad, sgd = ThreadModel.forward_backward, Adagrad.step, SGD.step
+
+        def of_batch(model, dense, rows, labels):
+            self.batches.append((dense.copy(), rows.copy(), labels.copy()))
+            return forward_backward(model, dense, rows, labels)
+
+        def counted(step):
+            def of_gradients(optimizer, model, factor):
+                self.steps += 1
+                step(optimizer, model, factor)
+
+            return of_gradients
+
+        patch.setattr(ThreadModel, "forward_backward", of_batch)
+        patch.setattr(Adagrad, "step", counted(adagrad))
+        patch.setattr(SGD, "step", counted(sgd))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_gradient_is_applied_after_a_step_of_each_other_thread(tmp_path, small_data, threads, monkeypatch):
+    """Against SGD in numpy. All threads computed from the same weights: half as stale as Hogwild's are."""
+    overrides = ("dense.optimizer=sgd", "dense.rate=0.1", "embedding.rate=0", "data.batch_size=64")
+    given = write_run_file(tmp_path, small_data, *overrides, f"topology.threads={threads}")
+    replica = LockstepRun(given, Lockstep()).trainers[0].replica
+    with monkeypatch.context() as patch:
+        recorded = Recorded(patch)
+        run = LockstepRun(given, Lockstep(steps=12))
+        run.train()
+    model, weights, late, losses = replica.thread_model(), replica.vector, [], []
+    for dense, rows, labels in recorded.batches:
+        logits, _ = model.forward_backward(dense, rows, labels)
+        losses.append(np.mean(np.logaddexp(0, logits) - labels * logits))
+        late.append(model.gradients.copy())
+        if len(late) == threads:
+            weights -= np.float32(0.1) * late.pop(0)
+    for gradients in late:
+        weights -= np.float32(0.1) * gradients
+    assert len(losses) == 12 * threads
+    np.testing.assert_allclose(run.progress.losses, losses, rtol=1e-6)
+    np.testing.assert_allclose(run.trainers[0].replica.vector, weights, rtol=1e-5, atol=1e-7)
+
+
+def test_no_gradient_is_lost_when_threads_end_one_after_the_other(tmp_path, small_data, monkeypatch):
+    recorded = Recorded(monkeypatch)
+    uneven = ("topology.threads=3", "data.block_rows=1024", "data.batch_size=64", "evaluate.per_pass=2")
+    run = in_lockstep(tmp_path, small_data, *uneven)
+    assert recorded.steps == len(recorded.batches) == len(run.progress.losses) > 6_000 / 64
 
 
 SEVERAL = ("sync.algorithm=ma", "topology.trainers=2", "topology.threads=2")
