@@ -82,6 +82,19 @@ class Envelope:
     thread: int
 
 
+class Arrived:
+    """As ``core.protocols.Arrival``; copied when it is received."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope, self.source, self.tag, self.size = envelope, envelope.peer, envelope.tag, envelope.array.size
+
+    def receive(self, array: np.ndarray) -> Request:
+        """As ``Arrival``."""
+        array.view(np.uint8).reshape(-1)[: self.size] = self._envelope.array
+        self._envelope.request.done = True
+        return self._envelope.request
+
+
 class InProcessConversation:
     """One rank's end of a channel."""
 
@@ -128,8 +141,8 @@ class InProcessConversation:
             mine.request.done = other.request.done = True
         return mine.request
 
-    def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
-        """Source, tag and uint8 payload (valid until the next call) of a message from any rank, or None."""
+    def next_arrival(self) -> Arrived | None:
+        """A message from any rank, for the caller to receive; or None."""
         self._job.check()
         with self._job.lock:
             waiting = self._channel.sent[self.rank]
@@ -138,10 +151,16 @@ class InProcessConversation:
             sender = self._channel.chance.choice(sorted({(e.peer, e.thread) for e in waiting}))
             envelope = next(e for e in waiting if (e.peer, e.thread) == sender)
             waiting[:] = [e for e in waiting if e is not envelope]
-            payload = inbox.buffer(envelope.array.size)
-            payload[:] = envelope.array
-            envelope.request.done = True
-            return envelope.peer, envelope.tag, payload
+            return Arrived(envelope)
+
+    def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
+        """Source, tag and uint8 payload (valid until the next call) of a message from any rank, or None."""
+        arrived = self.next_arrival()
+        if not arrived:
+            return None
+        payload = inbox.buffer(arrived.size)
+        arrived.receive(payload)
+        return arrived.source, arrived.tag, payload
 
     def iallreduce(self, array: np.ndarray) -> Request:
         """Start summing an array in place over all ranks, in their order."""

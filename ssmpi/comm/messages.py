@@ -19,6 +19,18 @@ from ssmpi.core.traffic import Link, Meter
 T = TypeVar("T")
 
 
+class Arrived:
+    """As ``core.protocols.Arrival``."""
+
+    def __init__(self, message: MPI.Message, status: MPI.Status) -> None:
+        self._message, self.source, self.tag = message, status.Get_source(), status.Get_tag()
+        self.size = status.Get_count(MPI.BYTE)
+
+    def receive(self, array: np.ndarray) -> MPIRequest:
+        """As ``Arrival``."""
+        return self._message.Irecv([array.view(np.uint8).reshape(-1), MPI.BYTE])
+
+
 class Conversation:
     """A communicator of its own for one purpose; ``directory`` says which of its ranks plays which role, and ``names``
     how messages call them (``embedding_ps 1``). ``meter`` counts what it carries.
@@ -57,6 +69,12 @@ class Conversation:
     def ibarrier(self) -> MPIRequest:
         """Start a barrier over all ranks."""
         return self._comm.Ibarrier()
+
+    def next_arrival(self) -> Arrived | None:
+        """The next message from any rank, for the caller to receive; or None."""
+        status = MPI.Status()
+        message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        return Arrived(message, status) if message else None
 
     def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
         """Source, tag and uint8 payload (valid until the next call) of the next message from any rank, or None."""

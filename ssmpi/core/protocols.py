@@ -25,6 +25,17 @@ class MPIRequest(Protocol):
         """Whether the operation is complete."""
 
 
+class Arrival(Protocol):
+    """A message that has arrived from rank ``source``, ``size`` bytes long, and was not received yet."""
+
+    source: int
+    tag: int
+    size: int
+
+    def receive(self, array: np.ndarray) -> MPIRequest:
+        """Start receiving it into a contiguous array, which may be longer."""
+
+
 class DenseModel(Protocol):
     """One thread's gradients, and the weights they are for."""
 

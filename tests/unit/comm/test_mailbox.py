@@ -108,12 +108,13 @@ def receive(box, answers, first, count):
     return -1
 
 
-def exchange(world, count, mapped=True):
+def exchange(world, count, mapped=True, use=lambda mailboxes: None):
     """A body: two trainers send each other messages at once; the first that each found wrong, or -1."""
     if world.role is not Role.TRAINER:
         return None
     boxes = [Box(*ends, size) for ends in ((0, 1), (1, 0)) for size in (4 * LONGEST, 4)]
     made, found = Mailboxes(world.trainers, boxes, WaitOptions(), mapped=mapped), []
+    use(made)
     out, back, other, answers = np.roll(made.addresses, -2 * world.index).tolist()
     bodies = (send, out, answers), (receive, other, back)
     threads = [threading.Thread(target=lambda f, *a: found.append(f(*a, 0, count)), args=body) for body in bodies]
