@@ -110,11 +110,6 @@ class Config:
             not own_operators or self.model.precision == "fp32",
             f"model.precision = '{self.model.precision}': operators of one's own are computed in float32: set 'fp32'",
         )
-        require(
-            not own_operators or self.topology.group == 1,
-            f"topology.group = {self.topology.group}: operators of one's own are computed by torch, which knows no "
-            "members: set topology.group = 1",
-        )
         copy = dataclasses.replace(self)
         vars(copy)["network"] = network  # where ``cached_property`` stores it: not a setting, so not a field
         return copy
@@ -136,7 +131,8 @@ class Config:
 
     def flat(self) -> dict[str, Any]:
         """All settings by their names, ``section.key``."""
-        return settings.flat(dataclasses.asdict(self))
+        found = settings.flat(dataclasses.asdict(self))
+        return {name: value for name, value in found.items() if name != "topology.homes"}  # which another one sets
 
 
 def inputs_of(features: Features, dim: int) -> Inputs:

@@ -30,6 +30,7 @@ SECONDS = 1e9  # thirty years: no timer takes more
 COUNT = 2**31 - 1  # what fits into arrays and messages
 EXAMPLES = 2**62
 FLOAT32 = 1e38  # a larger number would be infinite there
+DERIVED = types.MappingProxyType({"derived": True})  # metadata of a field that follows from other settings
 
 
 class UnsetError(SettingsError):
@@ -110,7 +111,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     wrong types.
     """
     hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in keys_of(cls)}
     values = _without_removed(getattr(cls, "REMOVED", {}), values, where)
     for key in values:
         if key not in fields:
@@ -125,6 +126,11 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     except SettingsError as error:
         text = str(error)
         raise SettingsError(text if not where or text.startswith(where) else f"{where}{text}") from None
+
+
+def keys_of(cls: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of a settings class that a file may set: all but those marked as ``DERIVED``."""
+    return [f for f in dataclasses.fields(cls) if not f.metadata.get("derived")]
 
 
 def _without_removed(removed: Mapping[str, object], values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -194,7 +200,7 @@ def _shown(number: float) -> str:
 
 def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value):
-        pairs = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        pairs = {f.name: getattr(value, f.name) for f in keys_of(value)}
         return {name: _plain(item) for name, item in pairs.items() if item is not None}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 

@@ -6,12 +6,12 @@ A new role is a member of ``Role``, a line in ``ROLES``, a module in ``ssmpi/rol
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from ssmpi.core.errors import TopologyError
-from ssmpi.core.settings import require, within
+from ssmpi.core.settings import DERIVED, require, within
 
 MAX_RANKS = 65_535  # of one role
 
@@ -87,8 +87,8 @@ class Topology:
 
     ``threads`` are the Hogwild worker threads of one trainer (its shadow thread comes on top). ``embedding_ps = 0``
     keeps the tables inside the trainer, which only a single trainer may do. Trainers form a grid: ``group`` consecutive
-    ones are the members of one replica. ``homes`` says which of them read batches, each on ``threads`` worker threads:
-    ``all``, or the ``first`` of each group.
+    ones are the members of one replica. ``homes`` (``hierarchy.homes``) says which of them read batches, each on
+    ``threads`` worker threads: ``all``, or the ``first`` of each group.
     """
 
     trainers: int = 1
@@ -96,7 +96,7 @@ class Topology:
     embedding_ps: int = 1
     sync_ps: int = 0
     group: int = 1
-    homes: Literal["all", "first"] = "all"
+    homes: Literal["all", "first"] = field(default="all", metadata=DERIVED)
 
     def __post_init__(self) -> None:
         within("topology.trainers", self.trainers, 1, MAX_RANKS)
@@ -117,7 +117,7 @@ class Topology:
         )
         require(
             self.group > 1 or self.homes == "all",
-            f"topology.homes = '{self.homes}' chooses among the members of a group: set topology.group too",
+            f"hierarchy.homes = '{self.homes}' chooses among the members of a group: set topology.group too",
         )
         require(
             self.replica_lanes < 500,

@@ -48,7 +48,7 @@ def warn(config: Config, world: World) -> None:
         log.warning(world.oversubscribed)
     if world.index:
         return
-    threads = config.topology.threads
+    threads = config.topology.replica_lanes
     if threads > 1 and config.dense.optimizer == "adagrad" and not config.schedule.warmup_examples:
         log.warning(
             f"no warm-up: Adagrad's first step is dense.rate in every parameter, and {threads} threads of a replica "

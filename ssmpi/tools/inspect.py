@@ -89,7 +89,8 @@ def contents(path: Path) -> str:
         return f"after {state['examples']:,} examples, {size}"
     done, ranks = state["examples"] / max(state["expected_examples"], 1), state["topology"]
     servers = f"{ranks['embedding_ps']} embedding PSs, {ranks['sync_ps']} sync PSs"
-    made_by = f"{ranks['trainers']} x {ranks['threads']} threads, {servers}"
+    groups = f" in groups of {ranks['group']}" if ranks.get("group", 1) > 1 else ""
+    made_by = f"{ranks['trainers']} x {ranks['threads']} threads{groups}, {servers}"
     a_pass = state["position"]["part"] // state["identity"]["evaluate.per_pass"] + 1
     last = {split: kept["last"]["ne"] for split, kept in state["evaluations"].items()}
     scores = "".join(f", {split} NE {'not known' if ne is None else f'{ne:.5f}'}" for split, ne in last.items())

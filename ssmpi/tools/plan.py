@@ -144,6 +144,7 @@ def traffic(config: Config, placement: Placement) -> str:
     ids = config.data.batch_size * config.network.inputs.tables
     dim, servers, n = config.rows.layout.width, placement.servers, config.topology.replicas
     lines = ["on the wire, at most:"]
+    who = "trainers" if config.topology.group == 1 else "replicas"
     if config.topology.embedding_ps:
         pushed = wire.pushed_bytes(servers, ids, dim, counted=config.tracking.counts)
         lines.append(
@@ -162,7 +163,7 @@ def traffic(config: Config, placement: Placement) -> str:
         lines.append(f"  {when}: {there} to {kind.partner} and {'as much' if there == back else back} back")
     elif kind.partner == ALL_TRAINERS:
         how = "ring all-reduce" if sync.codec == DENSE else "payloads to owners of shards, and theirs to all"
-        lines.append(f"  {when}: {in_units(each[Link.TRAINERS])} sent by each of {n} trainers ({how})")
+        lines.append(f"  {when}: {in_units(each[Link.TRAINERS])} sent by each of {n} {who} ({how})")
     elif kind.partner:
         lines.append(f"  {when}: {in_units(each[Link.TRAINERS])} to {kind.partner} and as much back")
     return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"
@@ -177,7 +178,7 @@ def work(config: Config) -> str:
     return (
         f"work: {reader.rows * data.passes:,} examples ({reader.rows:,} rows x {data.passes} passes), "
         f"{batches * data.passes:,} iterations\n"
-        f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.trainers} trainers\n"
+        f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.home_trainers} trainers\n"
         f"  sync: {config.sync.algorithm}, {config.sync.pace} pace"
     )
 

@@ -1,5 +1,7 @@
 """What must be the same on all trainers is made so after a kill, from the trainer that was furthest ahead."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from ranks import over_threads
@@ -72,6 +74,29 @@ def test_the_furthest_of_each_member():
     assert furthest(topology, [3, 1, 5, 0, 5, 2], frozenset()) == [1, 2]
     assert furthest(topology, [3, -1, 5, 0, 9, 2], {1}) == [0, 1]
     assert furthest(Topology(3), [3, 5, 5], frozenset()) == [1]
+
+
+def join_center(world, settings, lost):
+    """A body: what trainers have after some were lost, and their optimizers' sums, if the center is 10 or 11."""
+    weights, sums = np.full(1_003, 10.0 + world.rank, np.float32), np.full(3, world.rank, np.float32)
+
+    def work(synchronizers):
+        own = synchronizers[0]
+        own.context.local.optimizer = SimpleNamespace(state=lambda: {"sums": sums})
+        kept(False, [0, 0], lost).make_equal(own, world, WAITING, None)
+        return own.weights[0], sums[0]
+
+    return on_trainers(world, settings, weights, work)
+
+
+def test_members_that_no_group_has_any_more_get_their_center():
+    """And their optimizers begin anew; a lost trainer that has a twin gets the twin's sums."""
+    groups = Topology(4, 1, 1, 2, group=2)
+    settings = options("easgd", transport="messages")
+    found = over_threads(groups, join_center, settings, (1, 3))[:4]
+    assert found == [(10.0, 0.0), (11.0, 1.0), (12.0, 2.0), (11.0, 3.0)]
+    found = over_threads(groups, join_center, settings, (1, 2))[:4]
+    assert found == [(10.0, 0.0), (11.0, 3.0), (10.0, 0.0), (13.0, 3.0)]
 
 
 @pytest.mark.parametrize("transport", ["messages", "auto"])

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from owners import BY_LAYER, BY_ROWS, NETWORK, WHOLE
-from ranks import over_mpi, over_threads
-from sync_bodies import close_together, mapped, meet, on_trainers, options
+from ranks import all_over_mpi, over_mpi, over_threads
+from sync_bodies import WAITING, close_together, mapped, meet, on_trainers, options
 
 from ssmpi import sync
+from ssmpi.comm.waiting import wait_all
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.topology import Topology
 
@@ -35,6 +36,26 @@ def test_members_meet_the_same_member_of_the_other_replica(run):
     evens, odds = ("trainer 0", "trainer 2"), ("trainer 1", "trainer 3")
     sent = 4.0 * 1_004  # an all-reduce of two: the vector with its weight
     assert found == [(evens, 50.5, 50.5, sent), (odds, 505.0, 505.0, sent)] * 2
+
+
+def tell_next(world):
+    """A body: each member sends the next one of its group a word; who sent it, and bytes by class of link."""
+    if world.role != "trainer":
+        return None
+    own, word = world.group, np.array([world.index], np.int64)
+    found = np.empty(1, np.int64)
+    world.traffic.on = True
+    next_one, last = (own.rank + 1) % own.size, (own.rank - 1) % own.size
+    wait_all([own.irecv(found, last, 1), own.isend(word, next_one, 1)], WAITING, "the group")
+    world.traffic.on = False
+    return int(found[0]), {name: size for name, size in world.traffic.by_name().items() if size}
+
+
+@pytest.mark.parametrize("run", [over_threads, over_mpi])
+def test_members_of_a_group_talk_apart_and_are_counted_apart(run):
+    found = run(Topology(6, group=3), tell_next)[:6]
+    assert [sender for sender, _ in found] == [2, 0, 1, 5, 3, 4]
+    assert [sent for _, sent in found] == [{"bytes_group": 8.0, "messages_group": 1.0}] * 6
 
 
 # Each member's rounds are those of the whole vector
@@ -112,6 +133,20 @@ def test_rounds_of_members_are_those_of_the_whole_vector(chosen, owners):
         assert met == (f"trainer {member}", f"trainer {member + 2}")
         for values, whole in zip(found, flat[replica][1:], strict=True):
             np.testing.assert_array_equal(values, owners[member].of(whole))
+
+
+OVER_MPI = [options("easgd"), options("easgd", "fixed_rate"), options("async_ps"), options("ma")]
+
+
+def test_members_have_centers_and_teams_of_their_own_in_shared_memory():
+    """Over real ranks, which map them: as the whole vector over threads, to the bit."""
+    grouped = all_over_mpi(Topology(4, 1, 1, 2, group=2), [(blocks, (chosen, BY_ROWS)) for chosen in OVER_MPI])
+    for chosen, by_rank in zip(OVER_MPI, grouped, strict=True):
+        flat = over_threads(Topology(2, 2, 1, 2), blocks, chosen, (WHOLE,))
+        for trainer, (_, *found) in enumerate(by_rank[:4]):
+            replica, member = divmod(trainer, 2)
+            for values, whole in zip(found, flat[replica][1:], strict=True):
+                np.testing.assert_array_equal(values, BY_ROWS[member].of(whole))
 
 
 def test_rounds_move_replicas():

@@ -36,6 +36,17 @@ def test_the_shortest_run_file_will_do(tmp_path):
     assert config.model.bottom[-1] == config.embedding.dim
 
 
+def test_groups_wait_for_their_steps(tmp_path):
+    with pytest.raises(SettingsError, match=r"topology.group = 2: groups do not train yet: set 1"):
+        read(tmp_path, "topology.trainers=4", "topology.group=2")
+
+
+def test_who_reads_batches_is_no_key_of_the_topology(tmp_path):
+    with pytest.raises(SettingsError, match=r"unknown key 'topology.homes'"):
+        read(tmp_path, 'topology.homes="all"')
+    assert not any("homes" in name for name in read(tmp_path).flat() if name.startswith("topology"))
+
+
 @pytest.mark.parametrize("text", ["", "[data]\nbatch_size = 64\n", "[topology]\ntrainers = 2\n"])
 def test_a_run_file_without_data_is_told_the_shortest_one(tmp_path, text):
     path = tmp_path / "run.toml"

@@ -76,7 +76,7 @@ def test_lanes_are_the_threads_of_homes_in_order(topology):
 def test_groups_are_whole():
     with pytest.raises(SettingsError, match=r"trainers = 5 is no multiple of topology.group = 2.*trainers = 6"):
         Topology(trainers=5, group=2)
-    with pytest.raises(SettingsError, match=r"topology.homes = 'first' .* set topology.group"):
+    with pytest.raises(SettingsError, match=r"hierarchy.homes = 'first' .* set topology.group"):
         Topology(trainers=2, homes="first")
 
 

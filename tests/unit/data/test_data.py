@@ -196,6 +196,14 @@ def test_every_block_is_dealt_once_whoever_asks_when(options, blocks, threads, s
         assert [b for _, b in given_out] == order
 
 
+def test_static_blocks_are_dealt_to_lanes_only():
+    """Of six trainers with two threads each, the first of each pair reads."""
+    topology = Topology(6, 2, group=2, homes="first")
+    handout = BlockDispatcher(STATIC, list(range(12)), topology.lanes, lane_of=topology.lane_of)
+    assert [handout.next_block(asker) for asker in (0, 1, 4, 5, 8, 9)] == [0, 1, 2, 3, 4, 5]
+    assert [handout.next_block(asker) for asker in (4, 0)] == [8, 6]
+
+
 @given(st.sampled_from([STATIC, DYNAMIC]), st.integers(0, 40), st.integers(0, 60), st.integers(1, 5), st.integers(1, 5))
 def test_after_a_restart_only_the_rest_is_dealt(options, blocks, asked, threads_before, threads_after):
     before = BlockDispatcher(options, list(range(blocks)), threads_before)

@@ -14,7 +14,7 @@ from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import COUNTED, LINKS
 from ssmpi.files import atomic_file
 from ssmpi.metrics import metric_logger
-from ssmpi.metrics.metric_logger import EarlierLog
+from ssmpi.metrics.metric_logger import EarlierLog, MetricLogger
 from ssmpi.metrics.results import EarlierResults, RunResults, Scored, plain
 from ssmpi.metrics.trainer_report import COUNTERS, TrainerReport
 from ssmpi.tools import inspect
@@ -90,6 +90,20 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     assert [line["rows_in_place"] for line in lines] == [one[rows], one[rows] + two[rows], one[rows]]
     assert lines[0]["density"] == one[-1] / one[-2]
     assert found["density"] == total["entries_sent"] / total["entries"]
+
+
+def test_the_gap_of_a_group_counts_all_lanes_of_a_replica(tmp_path):
+    """Two replicas of two members; each member counts its own iterations, and the rounds of its parameters."""
+    own = report_of(np.zeros(len(COUNTED)))._replace(iterations=30.0, rounds=5.0, staleness=10.0)
+    for homes, gap_thread in (("all", 6.0), ("first", 12.0)):
+        topology = Topology(4, threads=1, group=2, homes=homes)
+        (tmp_path / homes).mkdir()
+        logbook = MetricLogger(tmp_path / homes, topology, 1, 5.0)
+        for trainer in range(4):
+            logbook.gathered(trainer, own)
+        found = logbook.sync()
+        assert (found["sync_gap_trainer"], found["sync_gap_thread"], found["staleness"]) == (12.0, gap_thread, 2.0)
+        logbook.close()
 
 
 def test_what_training_stood_still_for_is_no_time_of_training(results, monkeypatch):
