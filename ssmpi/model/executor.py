@@ -15,8 +15,8 @@ from ssmpi.compiled.kernel_args import KernelArgs, array_at
 from ssmpi.model import blas, brgemm, gemm, kernels, onednn_gemm
 from ssmpi.model.gemm import Gemm
 from ssmpi.model.instructions import deferrable, run
+from ssmpi.model.messages import NOBODY, Channel, Mail
 from ssmpi.model.program import (
-    BACKWARD,
     BY_A,
     COLUMNS,
     DETAIL,
@@ -25,13 +25,11 @@ from ssmpi.model.program import (
     INPUTS,
     KIND,
     LINEAR,
-    LOSS,
     OUT,
     OUTPUTS,
     WEIGHT,
     A,
     Program,
-    Segment,
 )
 
 PIECE = 512  # examples: the fastest of 128 to 2048, measured with 1 MB of L2 cache per core
@@ -57,66 +55,69 @@ class CompiledStep:
     """``step(dense, rows, labels)`` returns logits and gradients with respect to rows, as
     ``ThreadModel.forward_backward``.
 
-    Create it on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), in the network's layout;
-    ``sgemm`` is the address of BLAS's function, ``kernels`` are oneDNN's, used instead of it at least for bfloat16.
+    Create it on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), in the layout of the
+    program's part; ``sgemm`` is the address of BLAS's function, ``kernels`` are oneDNN's, used instead of it at least
+    for bfloat16. Parts of one network meet by a ``channel``.
     """
 
     def __init__(
         self, program: Program, weights: np.ndarray, gradients: np.ndarray, sgemm: int,
-        kernels: brgemm.Kernels = brgemm.NONE,
+        kernels: brgemm.Kernels = brgemm.NONE, channel: Channel = NOBODY,
     ) -> None:  # fmt: skip
         blas.use_one_thread()
         operands = onednn_gemm.operands(kernels, program.layers, PIECE)
         values, by_values = aligned((2, PIECE * program.floats))
         arrays = operands.copies, operands.buffer, program.table, weights, gradients, values, by_values
-        self._deferred = np.zeros(2, np.int64)
-        self._args = KernelArgs((sgemm, *kernels), (*arrays, self._deferred, np.array(program.segments, np.int64)))
-        self._results = Results()
+        self._deferred = np.zeros(3, np.int64)
+        mail = channel.addresses, channel.failed
+        self.args = KernelArgs((sgemm, *kernels, channel.limit), (*arrays, self._deferred, *mail))
+        self.results = Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The returned arrays are valid until the next call. Some gradients are deferred to ``finish`` or
         ``adagrad``.
         """
-        logits, by_rows = self._results.of(rows)
-        _step(self._args.words, dense, rows, labels, logits, by_rows, True)
+        logits, by_rows = self.results.of(rows)
+        run_step(self.args.words, dense, rows, labels, logits, by_rows, True)
         return logits, by_rows
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""
         self.finish()  # before the values are overwritten
         logits = np.empty(len(dense), np.float32)
-        _step(self._args.words, dense, rows, logits, logits, rows, False)
+        run_step(self.args.words, dense, rows, logits, logits, rows, False)
         return logits
 
     def finish(self) -> None:
         """Compute the deferred gradients: ``gradients`` then holds all of them."""
         if self._deferred[EXAMPLES]:
-            _finish(self._args.words)
+            finish(self.args.words, 0)
 
     def adagrad(self, state: np.ndarray, rate: float, epsilon: float) -> None:
         """Apply ``kernels.adagrad`` to all weights. Deferred gradients may never be written to ``gradients``."""
-        _adagrad(self._args.words, state, rate, epsilon)
+        _adagrad(self.args.words, state, rate, epsilon)
 
 
 # Places in the arguments, after four addresses.
-COPIES, BUFFER, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, SEGMENTS = range(4, 22, 2)
-FIELDS = len(Segment._fields)
-EXAMPLES, FRESH = range(2)  # of the piece whose weight gradients are deferred; 0 examples if there is none
+LIMIT, COPIES, BUFFER, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, ADDRESSES, FAILED = 4, *range(5, 25, 2)
+# Of the piece whose weight gradients are deferred: examples, 0 if there is none; whether it is the only one; and where
+# in the vector those begin that have been computed meanwhile.
+EXAMPLES, FRESH, COMPLETE = range(3)
 
 
 @njit(cache=True, nogil=True)
-def _step(
+def run_step(
     args: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
     by_rows: np.ndarray, learn: bool,
 ) -> None:  # fmt: skip
     """Run the batch in as few equal pieces of at most PIECE as possible, so that an instruction's output is still in
-    cache when the next one reads it, and each piece segment by segment. Without ``learn``, up to the logits.
+    cache when the next one reads it. Without ``learn``, up to the logits. A part that is not at home has no ``labels``;
+    the size of ``logits`` is that of its batch.
     """
     weights, gradients = array_at(args, WEIGHTS, np.float32), array_at(args, GRADIENTS, np.float32)
     values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
     table, deferred, count = _table(args), array_at(args, DEFERRED, np.int64), len(logits)
-    segments = array_at(args, SEGMENTS, np.int64)
-    by = _gemm(args, count > PIECE)
+    by, mail = _gemm(args, count > PIECE), mail_of(args)
     deferred[EXAMPLES] = 0
     if not count:
         if learn:
@@ -125,26 +126,31 @@ def _step(
     _refresh(by, table, weights)
     features, own, by_own = dense.reshape(dense.size), rows.reshape(rows.size), by_rows.reshape(by_rows.size)
     size = -(-count // -(-count // PIECE)) if learn else PIECE
-    across, width, logit = dense.shape[1], rows.size // count, table[-1, OUT]
+    across, width = dense.shape[1], rows.size // count
     for start in range(0, count, size):
         stop = min(start + size, count)
         n = stop - start
         kernels.copy(features[start * across : stop * across], values)
-        for at in range(0, segments.size, FIELDS):
-            kind, first, last = segments[at], segments[at + 1], segments[at + 2]
-            if kind != LOSS:
-                run(
-                    by, table, first, last, kind == BACKWARD, n, start == 0, weights, gradients, values, by_values,
-                    own[start * width : stop * width], by_own[start * width : stop * width], stop == count,
-                )  # fmt: skip
-                continue
-            kernels.copy(values[n * logit : n * logit + n], logits[start:stop])
-            if not learn:
-                break
-            kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
+        for backward in (False, True):
+            run(
+                by, mail, table, backward, n, start == 0, weights, gradients, values, by_values,
+                own[start * width : stop * width], by_own[start * width : stop * width], stop == count,
+            )  # fmt: skip
+            if not backward and labels.size:
+                logit = table[-1, OUT]
+                kernels.copy(values[n * logit : n * logit + n], logits[start:stop])
+                if not learn:
+                    break
+                kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
     if learn:
-        deferred[EXAMPLES], deferred[FRESH] = n, n == count
+        deferred[EXAMPLES], deferred[FRESH], deferred[COMPLETE] = n, n == count, gradients.size
     brgemm.release(by.operands.kernels)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def mail_of(args: np.ndarray) -> Mail:
+    """The mailboxes in the arguments."""
+    return Mail(array_at(args, ADDRESSES, np.int64), array_at(args, FAILED, np.int64), args[LIMIT])
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -170,23 +176,25 @@ def _refresh(by: Gemm, table: np.ndarray, weights: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _finish(args: np.ndarray) -> None:
-    """Compute the deferred weight gradients of the last step."""
+def finish(args: np.ndarray, first: int) -> None:
+    """Compute the deferred gradients of the last step, of weights that lie at ``first`` or behind it."""
     gradients, by = array_at(args, GRADIENTS, np.float32), _gemm(args, False)
     values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
     deferred = array_at(args, DEFERRED, np.int64)
     n = deferred[EXAMPLES]
     for row in _table(args):
-        if deferrable(by, row):
+        if deferrable(by, row) and first <= row[WEIGHT] < deferred[COMPLETE]:
             by_out, given, out = by_values[n * row[OUT] :], values[n * row[A] :], gradients[row[WEIGHT] :]
             onednn_gemm.by_weight(by.operands, by_out, given, out, n, row[OUTPUTS], row[INPUTS], deferred[FRESH] != 0)
-    deferred[EXAMPLES] = 0
+    deferred[COMPLETE] = first
+    if not first:
+        deferred[EXAMPLES] = 0
 
 
 @njit(cache=True, nogil=True)
 def _adagrad(args: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
-    """Update all weights. Deferred gradients are computed for some rows of a weight at a time and applied while they
-    are in cache, without a round trip to memory.
+    """Update the weights that ``state`` is for; gradients of copies, behind them, have been finished. Deferred ones are
+    computed for some rows of a weight at a time and applied while they are in cache, without a round trip to memory.
     """
     weights, gradients = array_at(args, WEIGHTS, np.float32), array_at(args, GRADIENTS, np.float32)
     values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
@@ -194,8 +202,8 @@ def _adagrad(args: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -
     n, fresh, done = deferred[EXAMPLES], deferred[FRESH] != 0, 0
     scratch = by.operands.buffer.view(np.float32)[brgemm.SINGLE_ROWS * onednn_gemm.up_to(n, onednn_gemm.EDGE) :]
     for row in _table(args):
-        if n and deferrable(by, row):
-            first, m, k = row[WEIGHT], row[OUTPUTS], row[INPUTS]
+        first, m, k = row[WEIGHT], row[OUTPUTS], row[INPUTS]
+        if n and deferrable(by, row) and first < deferred[COMPLETE]:
             kernels.adagrad(weights[done:first], gradients[done:], state[done:], rate, epsilon)
             done = first + m * k
             for start in range(0, m, brgemm.SINGLE_ROWS):
@@ -204,5 +212,5 @@ def _adagrad(args: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -
                 by_out = by_values[n * row[OUT] + start :]
                 onednn_gemm.by_weight_rows(by.operands, by_out, values[n * row[A] :], by_rows, rows, n, m, k, fresh)
                 kernels.adagrad(weights[place : place + rows * k], by_rows, state[place:], rate, epsilon)
-    kernels.adagrad(weights[done:], gradients[done:], state[done:], rate, epsilon)
+    kernels.adagrad(weights[done : state.size], gradients[done:], state[done:], rate, epsilon)
     deferred[EXAMPLES] = 0

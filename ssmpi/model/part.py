@@ -82,6 +82,9 @@ class Receive:
 
 Item = Operator | Send | Receive
 
+FACTOR = 2  # floats that hold a rate's factor, a float64, or a number of examples
+LINE = 16  # floats of a cache line, at which copies begin
+
 
 class Mailbox(NamedTuple):
     """What carries one kind of messages of a lane: from a member to another, at most ``size`` bytes each."""
@@ -118,19 +121,33 @@ class Part:
         return self.network.inputs if self.at_home else Inputs(0, 0, 0)
 
     @property
-    def helps(self) -> bool:
-        """Whether another member has work for this home's lanes."""
-        return not self.at_home and bool(self.operators or self.lent.get(self.member))
+    def helpers(self) -> list[int]:
+        """The members that have work for the home's lanes, in order."""
+        ends = {member for edge in self.edges for member in (edge.source, edge.reader)}
+        return sorted((ends | self.lent.keys()) - {self.home})
 
-    @property
-    def copies(self) -> list[Parameter]:
-        """The lent parameters, if this is the home: it computes with copies of them."""
-        return [parameter for each in self.lent.values() for parameter in each] if self.at_home else []
+    @cached_property
+    def _memory(self) -> tuple[list[Parameter], dict[int, int]]:
+        """The layout of its parameters, and where the copies of each helper's begin."""
+        layout, copies = list(self.owned.layout), dict[int, int]()
+        for helper in self.helpers if self.at_home else ():
+            end = floats_in(layout)
+            room = FACTOR + -(end + FACTOR) % LINE
+            layout += [(f"rate of {helper}", (room,)), *self.lent.get(helper, ())]
+            copies[helper] = end + room
+        return layout, copies
 
     @property
     def layout(self) -> list[Parameter]:
-        """Names and shapes of its parameters in memory: what it owns, in the network's order, then copies."""
-        return [*self.owned.layout, *self.copies]
+        """Names and shapes of its parameters in memory: what it owns, in the network's order; at home, copies of what
+        helpers lend, each helper's behind room for a rate's factor, so that a STEP message is contiguous.
+        """
+        return self._memory[0]
+
+    @property
+    def copies(self) -> dict[int, int]:
+        """Where in the home's memory the copies of each helper's parameters begin."""
+        return self._memory[1]
 
     @cached_property
     def widths(self) -> dict[str, int]:
@@ -145,18 +162,21 @@ class Part:
 
     def mailboxes(self, examples: int) -> list[Mailbox]:
         """Those of one lane whose messages are for at most so many examples, in an order that all members share: the
-        edges', forward; the edges', backward (of 0 bytes if no gradient comes back); then three for each member except
-        the home, in order: BEGIN (its number of examples), STEP (a rate's factor, and the gradients of lent parameters)
-        and WEIGHTS (those parameters).
+        edges', forward; the edges', backward (of 0 bytes if no gradient comes back); then BEGIN (an int64, the size of
+        the batch), STEP (a float64, the rate's factor, and the gradients of lent parameters) and WEIGHTS (these
+        parameters) of each helper.
         """
         found = [Mailbox(edge.source, edge.reader, edge.message * examples) for edge in self.edges]
         found += [Mailbox(edge.reader, edge.source, edge.back * examples) for edge in self.edges]
-        for member in range(self.group):
-            if member != self.home:
-                size = 4 * floats_in(self.lent.get(member, ()))
-                found += [Mailbox(self.home, member, 8), Mailbox(self.home, member, 8 + size)]
-                found.append(Mailbox(member, self.home, size))
+        for member in self.helpers:
+            size = 4 * floats_in(self.lent.get(member, ()))
+            found += [Mailbox(self.home, member, 8), Mailbox(self.home, member, 8 + size)]
+            found.append(Mailbox(member, self.home, size))
         return found
+
+    def begin(self, helper: int) -> int:
+        """The number of the mailbox in which a helper takes BEGIN; those for STEP and WEIGHTS follow it."""
+        return 2 * len(self.edges) + 3 * self.helpers.index(helper)
 
 
 def whole(network: Network) -> Part:
@@ -291,5 +311,6 @@ def bytes_of_step(network: Network, places: Places, examples: int, homes: Sequen
     total = 0
     for home in homes:
         part = transform(network, places, home, home)
-        total += examples * sum(edge.message + edge.back for edge in part.edges) + 8 * floats_in(part.copies)
+        total += examples * sum(edge.message + edge.back for edge in part.edges)
+        total += 8 * sum(map(floats_in, part.lent.values()))
     return total / len(homes)

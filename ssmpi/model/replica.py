@@ -19,27 +19,31 @@ from ssmpi.core.errors import DataError
 from ssmpi.model import blas, brgemm, custom_code, kernels
 from ssmpi.model.executor import CompiledStep
 from ssmpi.model.initial import initial_vector
-from ssmpi.model.network import Network
-from ssmpi.model.parameters import OwnedParameters, by_name
+from ssmpi.model.network import Network, floats_in
+from ssmpi.model.parameters import by_name
+from ssmpi.model.part import Part, whole
 from ssmpi.model.program import Program
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Replica:
-    """``vector`` float32 (parameters,), of those that are ``owned`` (default: all), shared without locks by a trainer's
-    worker threads and its shadow thread; it lies in ``memory`` and is not initialized if an earlier process filled
-    that. With the ``means`` of the dense features, float32 (features,), it starts centered.
+    """``vector`` float32 (parameters,), of those that are ``owned``, shared without locks by a trainer's worker threads
+    and its shadow thread. It lies at the start of ``weights``, which are in the layout of the member's ``part`` for its
+    own lanes (default: all of the network), and these in ``memory``; they are not initialized if an earlier process
+    filled that. With the ``means`` of the dense features, float32 (features,), it starts centered.
     """
 
     def __init__(
         self, network: Network, precision: str, seed: int, memory: Memory | None = None,
-        means: np.ndarray | None = None, owned: OwnedParameters | None = None,
+        means: np.ndarray | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        self.network, self._precision, self.memory = network, precision, memory or PrivateMemory()
-        self.owned = owned or OwnedParameters(network)
+        self.network, self.precision, self.memory = network, precision, memory or PrivateMemory()
+        self.part = part or whole(network)
+        self.owned = self.part.owned
         initial = self.owned.of(initial_vector(network, seed, means))
-        self.vector = self.memory.allocate(initial.nbytes).view(np.float32)
+        self.weights = self.memory.allocate(4 * floats_in(self.part.layout)).view(np.float32)
+        self.vector = self.weights[: initial.size]
         if not self.memory.kept:
             self.vector[:] = initial
 
@@ -48,7 +52,7 @@ class Replica:
         the live one, which must hold all parameters.
         """
         assert vector is not None or self.owned.complete, "another rank owns some of the parameters"
-        return ThreadModel(self.network, self.vector if vector is None else vector, self._precision)
+        return ThreadModel(self.network, self.vector if vector is None else vector, self.precision)
 
     def datasets(self, vector: np.ndarray) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
         """What to save of ``vector``, float32 (parameters of the network,): views by parameter, no attributes."""
@@ -74,10 +78,11 @@ class Replica:
 class ThreadModel:
     """A network over ``weights``, float32 (parameters,), with gradients of its own. Create it on its worker thread."""
 
+    _compiled: CompiledStep | None = None
+
     def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:
-        self._network, self.weights, self._gradients = network, vector, aligned(vector.shape)
+        self._network, self.weights, self._gradients, self._owned = network, vector, aligned(vector.shape), vector.size
         self._gradients.fill(0.0)
-        self._compiled: CompiledStep | None = None
         self._step: Step
         sgemm = None if custom_code.own_operators(network.operators) else blas.sgemm()
         compiled = CompiledStep(Program(network), *self.arrays, sgemm) if sgemm else None
@@ -101,8 +106,8 @@ class ThreadModel:
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Weights and gradients."""
-        return self.weights, self.gradients
+        """Weights and gradients, of what is owned here."""
+        return self.weights[: self._owned], self.gradients[: self._owned]
 
     def forward_backward(
         self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray

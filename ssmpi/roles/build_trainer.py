@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.stop import Stop
-    from ssmpi.model.parameters import OwnedParameters
+    from ssmpi.model.part import Part
 
 Saved = Checkpoint | WarmState
 
@@ -69,12 +69,12 @@ def tables(config: Config, world: World, cardinalities: tuple[int, ...], start: 
         return Tables(config, world, cardinalities, start)
 
 
-def fresh_replica(
-    config: Config, reader: SplitReader, seed: int, memory: Memory, owned: OwnedParameters | None = None
-) -> Replica:
-    """A replica in ``memory`` with initial values of what is ``owned``; ``reader`` reads its training data."""
+def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory, part: Part | None = None) -> Replica:
+    """A replica in ``memory``, of a ``part`` of the network or all of it, with initial values; ``reader`` reads its
+    training data.
+    """
     means = reader.means() if config.model.center_inputs else None
-    return Replica(config.network, config.model.precision, seed, memory, means, owned)
+    return Replica(config.network, config.model.precision, seed, memory, means, part)
 
 
 def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Replica, DenseOptimizer]:

@@ -15,6 +15,7 @@ from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Topology
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DenseOptions
+from ssmpi.model.part import Part
 from ssmpi.model.replica import Replica
 from ssmpi.roles.common_model import CommonModel
 
@@ -33,7 +34,7 @@ def with_state(world, options, owners, work):
     """``work(live, owned, replica)`` on each trainer, with a state whose arrays are all its own."""
     replica, member = world.topology.place_of(world.index)
     owned = owners[member] if world.role == "trainer" else WHOLE
-    mine = Replica(NETWORK, "fp32", 1, owned=owned)
+    mine = Replica(NETWORK, "fp32", 1, part=Part(network=NETWORK, operators=NETWORK.operators, owned=owned))
     optimizer = dense_optimizer(ADAGRAD, mine)
     rows = [SimpleNamespace(values=None) for _ in range(world.topology.threads)]
 

@@ -19,6 +19,7 @@ from ssmpi.model.network import Inputs
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DenseOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters
+from ssmpi.model.part import Part
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import network_of
 
@@ -145,7 +146,9 @@ SPLIT = (
 def test_owners_of_a_part_each_are_one_replica(tmp_path):
     """They begin, step and load what they own as one owner of all does, to the bit."""
     whole, options = replica(1), DenseOptions(optimizer="adagrad", rate=0.05)
-    owners = [Replica(whole.network, "fp32", 1, owned=OwnedParameters(whole.network, rows)) for rows in SPLIT]
+    owned = [OwnedParameters(whole.network, rows) for rows in SPLIT]
+    parts = [Part(network=whole.network, operators=whole.network.operators, owned=each) for each in owned]
+    owners = [Replica(whole.network, "fp32", 1, part=part) for part in parts]
     optimizers = [dense_optimizer(options, each) for each in (whole, *owners)]
     assert [each.owned.complete for each in (whole, *owners)] == [True, False, False, False]
     assert owners[0].owned.borders == (3 * 13 + 3, 3 * 13 + 3 + 6)

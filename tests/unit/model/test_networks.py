@@ -191,24 +191,6 @@ def test_scores_between_a_step_and_its_update_take_no_gradient_away():
     np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=40, deadline=None)
-@given(networks(), st.sampled_from([1, 7, PIECE + 1]), st.data())
-def test_segments_do_not_change_results(network, batch, data):
-    """To the bit, wherever the list of operators is cut."""
-    cuts = [operator.name for operator in network.operators if data.draw(st.booleans())]
-    programs, vector = [Program(network), Program(network, cuts=cuts)], initial_vector(network, 3, None)
-    assert len(programs[1].segments) == 2 * (len(cuts) + 1) + 1
-    found = []
-    for program in programs:
-        gradients = np.full_like(vector, np.nan)
-        step = CompiledStep(program, vector, gradients, blas.sgemm(), brgemm.kernels("fp32") or brgemm.NONE)
-        logits, by_rows = (values.copy() for values in step(*example(network, batch)))
-        step.finish()
-        found.append((logits, by_rows, gradients, step.score(*example(network, batch)[:2])))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_of_a_step_that_no_update_followed_are_gone(name):
     network = network_of(ModelOptions(name=name, bottom=(24, 4), top=(16, 1)), INPUTS)

@@ -1,0 +1,205 @@
+"""One lane of a group: the model of its home and those of its helpers, which compute each step together by mailboxes::
+
+    the home                                            a helper
+                                                        posts WEIGHTS, what it owns of the operators at home
+    takes WEIGHTS into its copies
+    posts BEGIN, the size of its batch                  takes BEGIN
+    computes its part, forward and backward             computes its part, forward and backward
+    posts STEP: the rate's factor, and the              takes STEP, and puts these gradients beside its own
+    gradients of its copies
+    steps all that it owns                              steps all that it owns
+    ...                                                 posts WEIGHTS
+    takes WEIGHTS, posts BEGIN of -1 examples           ends
+
+No mailbox is filled again before its last message was read. A value's next message follows the loss of the piece before
+at home, which needs what was read, and a gradient's next message follows the value's. BEGIN and STEP follow WEIGHTS, or
+else a loss that needed the helper's part; WEIGHTS follow STEP, which the home posts after it has read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numba import njit
+
+from ssmpi.compiled.aligned import aligned
+from ssmpi.compiled.kernel_args import array_at
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.protocols import DenseModel, DenseStep
+from ssmpi.model import blas, brgemm, kernels
+from ssmpi.model.executor import GRADIENTS, WEIGHTS, CompiledStep, finish, mail_of, run_step
+from ssmpi.model.messages import CODE, DONE, Channel, Mail, receive, send
+from ssmpi.model.network import floats_in
+from ssmpi.model.part import FACTOR, Part
+from ssmpi.model.program import Program
+from ssmpi.model.replica import ThreadModel
+
+CLOSE = -1  # examples in BEGIN: there are no more
+
+
+class MemberModel(ThreadModel):
+    """A ``part`` over ``memory``, float32, in the part's layout, with gradients of its own, for one lane, whose
+    mailboxes are ``channel``. Create it on its thread.
+    """
+
+    def __init__(self, part: Part, memory: np.ndarray, precision: str, channel: Channel) -> None:
+        self.weights = memory[: floats_in(part.layout)]
+        self._gradients, self._owned = aligned(self.weights.shape), floats_in(part.owned.layout)
+        self._gradients.fill(0.0)
+        self._channel, sgemm, found = channel, blas.sgemm(), brgemm.kernels(precision)
+        if not sgemm or (precision == "bf16" and not found):
+            raise SettingsError(
+                f"model.precision = '{precision}' would be computed by torch on this processor, and a group's members "
+                "compute by compiled code only: set 'fp32', or topology.group = 1"
+            )
+        program = Program(part, precision)
+        self._compiled = CompiledStep(program, self.weights, self._gradients, sgemm, found or brgemm.NONE, channel)
+        self._words = self._compiled.args.words
+
+
+class HomeModel(MemberModel):
+    """The model of the lane's home."""
+
+    def __init__(self, part: Part, memory: np.ndarray, precision: str, channel: Channel) -> None:
+        super().__init__(part, memory, precision, channel)
+        begins = [part.begin(helper) for helper in part.helpers]
+        sizes = [floats_in(part.lent.get(helper, ())) for helper in part.helpers]
+        self._helpers = np.array([begins, list(part.copies.values()), sizes], np.int64).T.copy()
+
+    def forward_backward(
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As ``ThreadModel``'s, with the helpers; the gradients of copies are left for ``send_gradients``."""
+        assert self._compiled
+        logits, by_rows = self._compiled.results.of(rows)
+        _step_at_home(self._words, self._helpers, dense, rows, labels, logits, by_rows)
+        self._channel.check()
+        return logits, by_rows
+
+    def send_gradients(self, factor: float) -> None:
+        """Let the helpers take their step, at ``factor`` times the learning rate."""
+        _send_gradients(self._words, self._helpers, self._owned, factor)
+        self._channel.check()
+
+    def close(self) -> None:
+        """Wait for the helpers' last steps, and let them end."""
+        _close(self._words, self._helpers)
+        self._channel.check()
+
+
+class HomeOptimizer:
+    """Steps what a home owns by ``own``, and lets the lane's helpers step the rest."""
+
+    def __init__(self, own: DenseStep) -> None:
+        self._own = own
+
+    def step(self, model: DenseModel, factor: float) -> None:
+        """One step."""
+        assert isinstance(model, HomeModel)
+        model.send_gradients(factor)
+        self._own.step(model, factor)
+
+
+class HelperModel(MemberModel):
+    """The model of another member, for the lane."""
+
+    def __init__(self, part: Part, memory: np.ndarray, precision: str, channel: Channel) -> None:
+        super().__init__(part, memory, precision, channel)
+        sizes = np.array([floats_in([each]) for each in part.owned.layout], np.int64)
+        lent = {name for name, _ in part.lent.get(part.member, ())}
+        ours = np.array([name in lent for name, _ in part.owned.layout], bool)
+        self._lent = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)[ours]  # where each begins, and its size
+        self._message = np.zeros(FACTOR + int(sizes[ours].sum()), np.float32)
+        self._begin = part.begin(part.member)
+
+    def steps(self) -> Iterator[float]:
+        """Compute the lane's steps until its home closes it: yields the rate's factor for each, when the gradients of
+        all that this member owns are complete, to be applied before the next.
+        """
+        _send_weights(self._words, self._begin, self._lent, self._message)
+        while True:
+            count, factor = _help(self._words, self._begin, self._lent, self._message)
+            self._channel.check()
+            if count == CLOSE:
+                return
+            yield factor
+            _send_weights(self._words, self._begin, self._lent, self._message)
+            self._channel.check()
+
+
+@njit(cache=True, nogil=True)
+def _take_weights(args: np.ndarray, helpers: np.ndarray) -> None:
+    """Take new copies from their owners."""
+    weights, mail = array_at(args, WEIGHTS, np.float32), mail_of(args)
+    for begin, place, size in helpers:
+        if size:
+            receive(mail, begin + 2, weights[place:], 1, size, size, False, False)
+
+
+@njit(cache=True, nogil=True)
+def _begin(args: np.ndarray, helpers: np.ndarray, examples: int) -> None:
+    """Tell all helpers the size of the batch."""
+    mail, number = mail_of(args), np.full(1, examples, np.int64)
+    for begin, _, _ in helpers:
+        send(mail, begin, number.view(np.float32), 1, FACTOR, FACTOR, False)
+
+
+@njit(cache=True, nogil=True)
+def _step_at_home(
+    args: np.ndarray, helpers: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray,
+    logits: np.ndarray, by_rows: np.ndarray,
+) -> None:  # fmt: skip
+    _take_weights(args, helpers)
+    _begin(args, helpers, len(logits))
+    run_step(args, dense, rows, labels, logits, by_rows, True)
+
+
+@njit(cache=True, nogil=True)
+def _send_gradients(args: np.ndarray, helpers: np.ndarray, owned: int, factor: float) -> None:
+    """Send each helper the rate's factor and the gradients of its parameters; copies lie behind what is ``owned``."""
+    finish(args, owned)
+    gradients, mail = array_at(args, GRADIENTS, np.float32), mail_of(args)
+    words = np.full(1, factor, np.float64).view(np.float32)
+    for begin, place, size in helpers:
+        message = gradients[place - FACTOR :]
+        kernels.copy(words, message)
+        send(mail, begin + 1, message, 1, FACTOR + size, FACTOR + size, False)
+
+
+@njit(cache=True, nogil=True)
+def _close(args: np.ndarray, helpers: np.ndarray) -> None:
+    _take_weights(args, helpers)
+    _begin(args, helpers, CLOSE)
+
+
+@njit(cache=True, nogil=True)
+def _help(args: np.ndarray, begin: int, lent: np.ndarray, message: np.ndarray) -> tuple[int, float]:
+    """Wait for a batch, however long that takes, compute this part of it, and take the other gradients: the size of the
+    batch and the rate's factor.
+    """
+    gradients, mail = array_at(args, GRADIENTS, np.float32), mail_of(args)
+    number, nothing = np.empty(1, np.int64), np.empty(0, np.float32)
+    patient = Mail(mail.addresses, mail.failed, 0)
+    receive(patient, begin, number.view(np.float32), 1, FACTOR, FACTOR, False, False)
+    if mail.failed[CODE] != DONE or number[0] == CLOSE:
+        return CLOSE, 0.0
+    rows = np.empty((0, 0, 0), np.float32)
+    run_step(args, np.empty((0, 0), np.float32), rows, nothing, np.empty(number[0], np.float32), rows, True)
+    receive(mail, begin + 1, message, 1, message.size, message.size, False, False)
+    place = FACTOR
+    for first, size in lent:
+        kernels.copy(message[place : place + size], gradients[first:])
+        place += size
+    return number[0], message[:FACTOR].view(np.float64)[0]
+
+
+@njit(cache=True, nogil=True)
+def _send_weights(args: np.ndarray, begin: int, lent: np.ndarray, message: np.ndarray) -> None:
+    """Send the home what it computes with of this member's parameters, if there are any."""
+    weights, mail, place = array_at(args, WEIGHTS, np.float32), mail_of(args), FACTOR
+    for first, size in lent:
+        kernels.copy(weights[first : first + size], message[place:])
+        place += size
+    if place > FACTOR:
+        send(mail, begin + 2, message[FACTOR:], 1, place - FACTOR, place - FACTOR, False)
