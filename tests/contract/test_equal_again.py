@@ -15,8 +15,9 @@ from ssmpi.recovery.start import Repair
 from ssmpi.recovery.surviving import WarmState, furthest
 
 
-def kept(warming_up, furthest, lost):
-    repair = Repair(ranks=dict.fromkeys(lost, 2), trainers=frozenset(lost)) if lost else None
+def kept(warming_up, furthest, lost, servers=()):
+    ranks = dict.fromkeys((*lost, *servers), 2)
+    repair = Repair(ranks=ranks, trainers=frozenset(lost), sync_ps=frozenset(servers)) if ranks else None
     return WarmState({}, Deal(1, 0, Position(0)), [], furthest=furthest, warming_up=warming_up, repair=repair)
 
 
@@ -76,15 +77,17 @@ def test_the_furthest_of_each_member():
     assert furthest(Topology(3), [3, 5, 5], frozenset()) == [1]
 
 
-def join_center(world, settings, lost):
-    """A body: what trainers have after some were lost, and their optimizers' sums, if the center is 10 or 11."""
+def join_center(world, settings, lost, servers=()):
+    """A body: what trainers have after some were lost, and their optimizers' sums, if the center is 10 or 11; and both
+    ends of the center then.
+    """
     weights, sums = np.full(1_003, 10.0 + world.rank, np.float32), np.full(3, world.rank, np.float32)
 
     def work(synchronizers):
         own = synchronizers[0]
         own.context.local.optimizer = SimpleNamespace(state=lambda: {"sums": sums})
-        kept(False, [0, 0], lost).make_equal(own, world, WAITING, None)
-        return own.weights[0], sums[0]
+        kept(False, [0, 0], lost, servers).make_equal(own, world, WAITING, None)
+        return own.weights[0], sums[0], own.model()[[0, -1]].tolist()
 
     return on_trainers(world, settings, weights, work)
 
@@ -94,9 +97,21 @@ def test_members_that_no_group_has_any_more_get_their_center():
     groups = Topology(4, 1, 1, 2, group=2)
     settings = options("easgd", transport="messages")
     found = over_threads(groups, join_center, settings, (1, 3))[:4]
-    assert found == [(10.0, 0.0), (11.0, 1.0), (12.0, 2.0), (11.0, 3.0)]
+    assert [each[:2] for each in found] == [(10.0, 0.0), (11.0, 1.0), (12.0, 2.0), (11.0, 3.0)]
     found = over_threads(groups, join_center, settings, (1, 2))[:4]
-    assert found == [(10.0, 0.0), (11.0, 3.0), (10.0, 0.0), (13.0, 3.0)]
+    assert [each[:2] for each in found] == [(10.0, 0.0), (11.0, 3.0), (10.0, 0.0), (13.0, 3.0)]
+
+
+def test_a_lost_center_is_the_mean_of_each_member():
+    """Of the shards on the first of two sync PSs; those on the other one stay."""
+    settings = options("easgd", transport="messages")
+    found = over_threads(Topology(4, 1, 1, 2, group=2), join_center, settings, (), (0,))[:4]
+    assert found == [
+        (10.0, 0.0, [11.0, 10.0]),
+        (11.0, 1.0, [12.0, 11.0]),
+        (12.0, 2.0, [11.0, 10.0]),
+        (13.0, 3.0, [12.0, 11.0]),
+    ]
 
 
 @pytest.mark.parametrize("transport", ["messages", "auto"])

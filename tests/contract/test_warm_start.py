@@ -17,8 +17,10 @@ from runs import Run, train_over_threads, write_run_file
 from ssmpi.checkpoint import pending_save
 from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.comm import memory_file
-from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
+from ssmpi.comm.service import request_tag
 from ssmpi.config import load
+from ssmpi.core.topology import Topology
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
@@ -35,6 +37,7 @@ from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions
 from ssmpi.sync import exchanges
+from ssmpi.sync.center_shard import EXCHANGE, FETCH, START
 from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.sync.push_pull import PushPull
 from ssmpi.train import PARTS
@@ -259,3 +262,30 @@ def test_a_center_goes_on_whatever_the_first_trainer_says_of_its_start(tmp_path,
     centers[1].start(0, np.full(3, 5, np.float32))
     assert centers[1].shards[0].tolist() == [5, 5, 5]
     assert len(set(centers[1].state(0).tolist())) <= 1  # nothing remembered
+
+
+def test_centers_of_members_are_complete_together_and_go_on_apart(tmp_path):
+    """Whatever their first trainers say of their start: member 0 has three parameters, member 1 two."""
+    options, topology = RoundOptions(algorithm="easgd"), Topology(4, sync_ps=1, group=2)
+    answers, place = [], tmp_path / "memory" / "sync_ps-0"
+    service = SimpleNamespace(
+        rank=4, size=5, buffer=lambda size: np.empty(size, np.uint8), reply=lambda *answer: answers.append(answer)
+    )
+
+    def handler(memory):
+        optimizer, clients = sync_ps.optimizer(DenseOptions(optimizer="sgd")), topology.directory("center")
+        return exchanges.handler(options, optimizer, service, topology, clients, memory)
+
+    first = handler(MemoryFile(place, Origin(RUN, "sync_ps 0", 1)))
+    first(0, request_tag(START, 0), np.full(3, 7, np.float32).view(np.uint8))
+    with pytest.raises(LostMemoryError):
+        MemoryFile.found(place, RUN, "sync_ps 0")
+    first(1, request_tag(START, 0), np.full(2, 8, np.float32).view(np.uint8))
+    first(3, request_tag(EXCHANGE, 0), np.full(2, 4, np.float32).view(np.uint8))  # half of the way, for alpha 0.5
+    second = handler(MemoryFile.found(place, RUN, "sync_ps 0"))
+    for member, size in ((1, 2), (0, 3)):
+        second(member, request_tag(START, 0), np.zeros(size, np.float32).view(np.uint8))
+    for trainer in range(4):
+        second(trainer, request_tag(FETCH, 0), np.empty(0, np.uint8))
+    fetched = [(trainer, reply.view(np.float32).tolist()) for trainer, _, reply in answers[1:]]
+    assert fetched == [(0, [7.0] * 3), (1, [6.0] * 2), (2, [7.0] * 3), (3, [6.0] * 2)]
