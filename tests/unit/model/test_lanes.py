@@ -1,14 +1,20 @@
 """Members of a group as threads of one process, against one trainer: each step by compiled code and mailboxes."""
 
+import itertools
 import threading
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_networks import example
+from test_parts import tagged
 
-from ssmpi.comm.mailbox import PAYLOAD, room
+from ssmpi.comm.mailbox import LATE, PAYLOAD, room
+from ssmpi.model import brgemm
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HelperModel, HomeModel, HomeOptimizer
 from ssmpi.model.messages import Channel
@@ -16,12 +22,14 @@ from ssmpi.model.network import DENSE, Inputs
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
 from ssmpi.model.parameters import by_name
-from ssmpi.model.part import Receive, Send, transform
-from ssmpi.model.places import PLANS, places_of
+from ssmpi.model.part import Receive, Send, bytes_of_step, transform
+from ssmpi.model.places import PLANS, Columns, places_of
+from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import network_of
 
 LIMIT = 60_000_000_000  # ns
+OPTIONS = {name: DenseOptions(optimizer=name, rate=0.01) for name in ("sgd", "adagrad")}
 
 
 class Post:
@@ -49,11 +57,10 @@ class Post:
 class Group:
     """Replicas of a group's members. ``train`` runs one lane of ``home`` over batches."""
 
-    def __init__(self, network, places, home=0, precision="fp32", optimizer="adagrad"):
+    def __init__(self, network, places, home=0, precision="fp32", options=OPTIONS["adagrad"]):
         self.network, self.places, self.home = network, places, home
         parts = [transform(network, places, member, member) for member in range(places.group)]
         self.replicas = [Replica(network, precision, seed=3, part=part) for part in parts]
-        options = DenseOptions(optimizer=optimizer, rate=0.01)
         self.optimizers = [dense_optimizer(options, replica) for replica in self.replicas]
         self.parts = [transform(network, places, member, home) for member in range(places.group)]
         self.post, self.found = Post(self.parts[0]), []
@@ -115,9 +122,9 @@ class Group:
 class One:
     """A trainer with one thread."""
 
-    def __init__(self, network, precision="fp32", optimizer="adagrad"):
+    def __init__(self, network, precision="fp32", options=OPTIONS["adagrad"]):
         self._replica = Replica(network, precision, seed=3)
-        self._optimizer = dense_optimizer(DenseOptions(optimizer=optimizer, rate=0.01), self._replica)
+        self._optimizer = dense_optimizer(options, self._replica)
         self.model = self._replica.thread_model()
 
     def train(self, batches):
@@ -181,8 +188,111 @@ def assert_same(lane, one, batches, within):
 def test_a_lane_is_one_trainer(name, group, optimizer, plan):
     """To the bit, with a last batch that is shorter; where a value is read on two members, to rounding."""
     network = network_named(name)
-    lane = Group(network, places_by_plan(plan, network, group), group - 1, optimizer=optimizer)
+    lane = Group(network, places_by_plan(plan, network, group), group - 1, options=OPTIONS[optimizer])
     exact = read_once(lane)
     assert exact or (plan == "stages" and name != "dlrm")
     batches = batches_of(network, [128, 128, 2048, 2048, 700, 77])
-    assert_same(lane, One(network, optimizer=optimizer), batches, 0 if exact else 1e-5)
+    assert_same(lane, One(network, options=OPTIONS[optimizer]), batches, 0 if exact else 1e-5)
+
+
+def mean_loss(logits, labels):
+    return np.mean(np.logaddexp(0, logits.astype(float)) - labels * logits)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("group", [2, 3, 4])
+@pytest.mark.parametrize("name", ["dlrm", "dcn_v2", "deepfm"])
+def test_columns_are_near_one_trainer(name, group, optimizer):
+    """Within 1e-5 after 50 steps; uneven shares in groups of three. Adagrad does not begin at 1e-8: from there it moves
+    each parameter by the whole rate, to the side that the last bit of a small gradient may decide.
+    """
+    network, options = network_named(name), replace(OPTIONS[optimizer], initial_state=1e-3)
+    places = places_by_plan("columns", network, group)
+    assert sum(isinstance(place, Columns) for place in places.of.values()) >= 2
+    batches = [
+        (dense, rows * np.float32(0.1), labels) for dense, rows, labels in batches_of(network, [128] * 48 + [2048, 77])
+    ]
+    lane, one = Group(network, places, 0, options=options), One(network, options=options)
+    for ours, theirs, (*_, labels) in zip(lane.train(batches), one.train(batches), batches, strict=True):
+        assert mean_loss(ours[0], labels) == pytest.approx(mean_loss(theirs[0], labels), abs=1e-5)
+        assert np.linalg.norm(ours[1] - theirs[1]) <= 1e-2 * np.linalg.norm(theirs[1])
+    np.testing.assert_allclose(lane.vector, one.vector, rtol=0, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tagged(), st.data())
+def test_any_network_in_any_places_is_one_trainer(tagged_network, data):
+    """Two batches, the second in two pieces: logits, row gradients and, by the steps that they make, parameter
+    gradients; and each edge carries the messages, and the bytes, that it says.
+    """
+    network, places = tagged_network
+    options = DenseOptions(optimizer="sgd", rate=0.1)
+    lane = Group(network, places, data.draw(st.integers(0, places.group - 1)), options=options)
+    one, batches = One(network, options=options), batches_of(network, [7, PIECE + 1])
+    for ours, theirs in zip(lane.train(batches), one.train(batches), strict=True):
+        for values, wanted in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(values, wanted, rtol=1e-3, atol=2e-5)
+    np.testing.assert_allclose(lane.vector, one.vector, rtol=1e-3, atol=2e-5)
+    last, edges = PIECE // 2, lane.parts[0].edges
+    for number, edge in enumerate(edges):
+        assert lane.post.sent(number) == (3, last * edge.message)
+        assert lane.post.sent(len(edges) + number) == ((3, last * edge.back) if edge.gradient else (0, 0))
+
+
+def test_layers_in_bfloat16_are_those_of_the_whole_network():
+    """However narrow the share of one is."""
+    network = network_named("dlrm", wide=40)
+    flat = Program(network, "bf16")
+    halves = {name: half for name, (half, *_) in zip(("b0", "b2", "b4", "t0", "t2", "t4"), flat.layers, strict=True)}
+    assert list(halves.values()) == [False, True, False, True, True, False]
+    places = places_of(["bottom.[02]: columns", "top.[02]: columns", "*: home"], network, 4)
+    for home, member in itertools.product(range(4), repeat=2):
+        program = Program(transform(network, places, member, home), "bf16")
+        names = halves if home == member else ("b0", "b2", "t0", "t2")
+        assert [half for half, *_ in program.layers] == [halves[name] for name in names]
+
+
+@pytest.mark.skipif(not brgemm.kernels("bf16"), reason="this processor has no bfloat16 instructions")
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_lane_in_bfloat16_is_one_trainer(plan):
+    """To the bit; columns to a rounding of bfloat16."""
+    network = network_named("dlrm")
+    batches = batches_of(network, [128, 128, 2048, 700, 77])
+    lane, one = Group(network, places_by_plan(plan, network, 2), precision="bf16"), One(network, precision="bf16")
+    assert_same(lane, one, batches, 2e-2 if plan == "columns" else 0)
+
+
+def test_messages_in_bfloat16_are_half_as_long():
+    """Values and gradients of tagged operators, and only they, lose bits on their way."""
+    network = network_named("dlrm")
+    plain = places_of(["bottom.*: 0", "top.*: 1"], network, 2)
+    places = places_of(["bottom.*: 0 bf16", "pairs: home bf16", "top.*: 1 bf16"], network, 2)
+    assert bytes_of_step(network, places, 100, (0,)) == bytes_of_step(network, plain, 100, (0,)) / 2
+    batch = batches_of(network, [600])
+    (rounded,), (whole,) = Group(network, places).train(batch), One(network).train(batch)
+    for found, wanted in zip(rounded, whole, strict=True):
+        assert 1e-5 < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.05
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_batch_of_nothing_moves_nothing(plan):
+    network = network_named("dlrm", wide=256)
+    lane = Group(network, places_by_plan(plan, network, 2), options=OPTIONS["sgd"])
+    one = One(network, options=OPTIONS["sgd"])
+    (*_, found), (*_, wanted) = lane.train(batches_of(network, [5, 0])), one.train(batches_of(network, [5, 0]))
+    assert found[0].shape == wanted[0].shape == (0,)
+    np.testing.assert_allclose(lane.vector, one.vector, atol=1e-6)
+
+
+@pytest.mark.parametrize("plan", ["data", "stages"])
+def test_a_helper_that_does_not_answer_ends_the_step(plan):
+    """Within the limit, by the error that the channel makes of the mailbox and the code."""
+    network = network_named("dlrm")
+    group = Group(network, places_by_plan(plan, network, 2))
+    part, channel = group.parts[0], replace(group.post.channel(0), limit=1_000_000)
+    model = HomeModel(part, group.replicas[0].weights, "fp32", channel)
+    with pytest.raises(AssertionError) as raised:
+        model.forward_backward(*example(network, 5))
+    _, number, code = raised.value.args[0]
+    awaited = part.begin(1) + 2 if plan == "data" else [edge.value for edge in part.edges].index("top.4")
+    assert (number, code) == (awaited, LATE)
