@@ -26,8 +26,10 @@ from ssmpi.embedding.trackers import Tracking
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import NETWORK, RUN_FILE, is_run_folder
 from ssmpi.model import custom_code, custom_network, graph
+from ssmpi.model.hierarchy_options import HierarchyOptions
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
+from ssmpi.model.places import Places
 from ssmpi.model.zoo import network_of
 
 SHORTEST = (
@@ -47,6 +49,7 @@ class Config:
     embedding: table.EmbeddingOptions = field(default_factory=table.EmbeddingOptions)
     dense: DenseOptions = field(default_factory=DenseOptions)
     schedule: Schedule = field(default_factory=Schedule)
+    hierarchy: HierarchyOptions = field(default_factory=HierarchyOptions)
     sync: sync.Options = field(default_factory=sync.Options)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
@@ -57,7 +60,8 @@ class Config:
         if not custom_network.is_own(self.model.name):
             network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim))  # rejects what fits no data
         self._check_priority()
-        require(self.topology.group == 1, f"topology.group = {self.topology.group}: groups do not train yet: set 1")
+        self.hierarchy.check_group(self.topology.group)
+        object.__setattr__(self, "topology", dataclasses.replace(self.topology, homes=self.hierarchy.homes))
         try:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
@@ -112,7 +116,14 @@ class Config:
         )
         copy = dataclasses.replace(self)
         vars(copy)["network"] = network  # where ``cached_property`` stores it: not a setting, so not a field
+        if self.topology.group > 1:
+            self.hierarchy.places(network, self.topology.group)  # refuses rules that do not fit
         return copy
+
+    @property
+    def places(self) -> Places:
+        """Where the members of a group compute the network's operators."""
+        return self.hierarchy.places(self.network, self.topology.group)
 
     def __getstate__(self) -> dict[str, Any]:
         """Other ranks receive the network as JSON: a custom class cannot be imported there."""

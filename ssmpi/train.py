@@ -17,7 +17,7 @@ from ssmpi.roles.embedding_ps import serve_embeddings
 from ssmpi.roles.sync_ps import serve_center
 
 if TYPE_CHECKING:
-    from ssmpi.roles.worker import WorkerTrainer
+    from ssmpi.roles.worker import HelpingTrainer, WorkerTrainer
 
 
 def run(job: Job, config: Config, folder: Path, start: Start = BEGINNING) -> bool:
@@ -36,7 +36,7 @@ def train(config: Config, world: World, folder: Path, start: Start = BEGINNING) 
 
     trainer = Trainer(config, world, folder, start)
     for _ in trainer.parts():
-        trainer.train_part(hogwild)
+        trainer.train_part(hogwild, help_lane)
         trainer.evaluate(config.evaluate.split)  # where a part is done
         trainer.checkpoint_if_due()
     trainer.save()  # the model; asked to stop, a checkpoint
@@ -56,6 +56,16 @@ def hogwild(thread: int, trainer: WorkerTrainer) -> None:
         lookups.push(rows, row_gradients, rate_factor)
         optimizer.step(model, rate_factor)  # straight into the shared vector
         trainer.pace.after_step(thread)  # fixed rate: maybe a round. Shadow: nothing
+    trainer.pace.thread_done(thread)
+
+
+def help_lane(thread: int, trainer: HelpingTrainer) -> None:
+    """One helper thread: what this member of a group computes of another member's steps."""
+    model, optimizer = trainer.helper_of(thread), trainer.optimizer_of(thread)
+    for rate_factor in model.steps():  # of its home, with gradients of all that this member owns
+        optimizer.step(model, rate_factor)
+        trainer.count_help(thread)
+        trainer.pace.after_step(thread)
     trainer.pace.thread_done(thread)
 
 

@@ -28,6 +28,8 @@ from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.start import Start
 from ssmpi.recovery.state import RecoveryState
 from ssmpi.recovery.surviving import WarmState
+from ssmpi.roles import lanes
+from ssmpi.roles.lanes import Lanes
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.tables import Tables, placing
@@ -77,18 +79,22 @@ def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory
     return Replica(config.network, config.model.precision, seed, memory, means, part)
 
 
-def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Replica, DenseOptimizer]:
-    """The replica (new, from surviving memory, or with the weights of a saved model) and its optimizer, with their
-    kernels compiled.
+def dense_model(
+    config: Config, world: World, reader: SplitReader, start: Start
+) -> tuple[Replica, DenseOptimizer, Lanes]:
+    """The replica (new, from surviving memory, or with the weights of a saved model), its optimizer, and the lanes over
+    it, with their kernels compiled.
     """
     memory, shared = start.memory, config.sync.transport != "messages"
-    replica = fresh_replica(config, reader, config.run.seed, memory.part("replica", shared=shared))
+    replica = fresh_replica(
+        config, reader, config.run.seed, memory.part("replica", shared=shared), lanes.part_of(config, world.group.rank)
+    )
     if start.checkpoint:
         replica.vector[:] = replica.load(start.checkpoint / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
     with during("loading kernels, compiling those that are new here"):
         compile_kernels(config, replica, optimizer)
-    return replica, optimizer
+    return replica, optimizer, lanes.of(config, world, replica)
 
 
 def saved_state(config: Config, world: World, start: Start) -> Saved | None:

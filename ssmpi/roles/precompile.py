@@ -4,22 +4,30 @@ seconds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ssmpi.comm.mailbox import LATE
 from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import scope_of
+from ssmpi.model.lane import HelperModel, HomeModel, MemberModel
+from ssmpi.model.messages import Channel
+from ssmpi.model.network import floats_in
 from ssmpi.model.optim import DenseOptimizer
-from ssmpi.model.replica import Replica
+from ssmpi.model.part import Part, transform
+from ssmpi.model.replica import Replica, ThreadModel
 from ssmpi.roles.progress import Progress
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
+
+M = TypeVar("M", bound=MemberModel)
 
 
 def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer) -> None:
@@ -37,10 +45,38 @@ def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer)
     batch.like(rows).take(np.arange(rows), 0, batch)
     lookups = Lookups(LocalTables(arena), placement, config.rows, thread=0)
     lookup = lookups.pull(batch.ids)
-    model = replica.thread_model(replica.vector.copy())
+    model = replica.thread_model(np.zeros(replica.network.parameters, np.float32))
     logits, by_rows = model.forward_backward(batch.dense, lookup.values, batch.labels)
     Progress(1, 1, config.schedule).record(0, logits, batch.labels)
     lookups.push(lookup, by_rows)
     lookup.occurrences()
+    if not replica.owned.complete:
+        model = _compile_lanes(config, replica, (batch.dense, lookup.values, batch.labels))
     model.gradients[:] = 0.0
     optimizer.step(model, 0.0)
+
+
+def _compile_lanes(config: Config, replica: Replica, batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> ThreadModel:
+    """A step of a home and one of a helper whose mailboxes have failed, so that they neither send nor wait; a model of
+    what ``replica`` owns.
+    """
+
+    def of(kind: type[M], part: Part) -> M:
+        dead = Channel(np.zeros(len(part.mailboxes(0)), np.int64), 1, lambda *_: _Silent(), np.array([0, LATE]))
+        return kind(part, np.zeros(floats_in(part.layout), np.float32), replica.precision, dead)
+
+    network, places = replica.network, config.places
+    home, helper = of(HomeModel, transform(network, places, 0, 0)), of(HelperModel, transform(network, places, 1, 0))
+    for step in (
+        lambda: home.forward_backward(*batch),
+        lambda: home.send_gradients(0.0),
+        home.close,
+        lambda: next(helper.steps()),
+    ):
+        with contextlib.suppress(_Silent):
+            step()
+    return of(MemberModel, replica.part)
+
+
+class _Silent(Exception):  # noqa: N818 - it says that nothing was sent
+    """Raised instead of waiting."""

@@ -43,6 +43,7 @@ from ssmpi.roles.snapshot import Snapshots
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
+    from ssmpi.model.lane import HelperModel
     from ssmpi.model.replica import ThreadModel
 
 
@@ -57,7 +58,7 @@ class Trainer:
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows
         self.tables = build_trainer.tables(config, world, manifest.cardinalities, start)
-        self.replica, self.optimizer = build_trainer.dense_model(config, self._reader, start)
+        self.replica, self.optimizer, self._lanes = build_trainer.dense_model(config, world, self._reader, start)
         self.progress = build_trainer.progress(config, rows, saved, memory, world.index)
         self._stop = Stop(stop_requested)
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)
@@ -128,7 +129,15 @@ class Trainer:
 
     def model_of(self, thread: int) -> ThreadModel:
         """The network of a worker thread: over the live weights, with gradients of its own."""
-        return self.replica.thread_model()
+        return self._lanes.model(thread)
+
+    def helper_of(self, thread: int) -> HelperModel:
+        """What a helper thread computes of another member's lane, over the weights that this trainer owns."""
+        return self._lanes.helper(thread)
+
+    def count_help(self, thread: int) -> None:
+        """A helper thread has finished a step of another member's lane."""
+        self.synchronizers[0].context.local.helped[thread - self._lanes.helpers.start] += 1
 
     def lookups(self, thread: int, kind: MakeLookups = Lookups) -> Lookups:
         """A worker thread's pull and push of embedding rows; a benchmark may give another ``kind``."""
@@ -136,11 +145,12 @@ class Trainer:
 
     def optimizer_of(self, thread: int) -> DenseStep:
         """The optimizer of a worker thread: the trainer's dense optimizer, unless the synchronizer provides its own."""
-        return self.pace.optimizer(self.synchronizers[thread % len(self.synchronizers)].optimizer(thread))
+        own = self.pace.optimizer(self.synchronizers[thread % len(self.synchronizers)].optimizer(thread))
+        return own if thread in self._lanes.helpers else self._lanes.optimizer(own)
 
-    def train_part(self, hogwild: Callable[[int, Trainer], None]) -> None:
-        """Run the worker threads while the main thread supervises, until this part is done or training pauses; returns
-        once this holds for all trainers.
+    def train_part(self, hogwild: Callable[[int, Trainer], None], help_lane: Callable[[int, Trainer], None]) -> None:
+        """Run the worker threads, and the helpers of other members' lanes, while the main thread supervises, until this
+        part is done or training pauses; returns once this holds for all trainers.
         """
         if not self._started:
             unchecked = share(self._cursor.shards(), self._control.checked, self.world.index, self.world.trainers.size)
@@ -158,8 +168,7 @@ class Trainer:
         self._control.begin(self._cursor.dispatcher)
         self.world.traffic.on = True
         self.pace.begin()
-        workers = [self.start(f"worker {k}", hogwild, k, self) for k in range(self.config.topology.threads)]
-        self._supervise(lambda: not any(w.is_alive() for w in workers), finished=False)
+        self._run_threads(hogwild, help_lane)
         self._cursor.close()
         clock, closing = Clock(), self.start("closing", self.pace.end)
         self._supervise(lambda: not closing.is_alive(), finished=True)
@@ -172,6 +181,19 @@ class Trainer:
         self._save_agreed = bool(wishes[1])
         self._cursor.gather_remaining(self.world.trainers)
         self._came_to_rest = clock.wall
+
+    def _run_threads(self, hogwild: Callable[[int, Trainer], None], help_lane: Callable[[int, Trainer], None]) -> None:
+        """Supervise workers and helpers until all have ended."""
+        self._lanes.begin(self.start)
+        threads = [self.start(f"helper {k}", help_lane, k, self) for k in self._lanes.helpers]
+        threads += [self.start(f"worker {k}", self._work, hogwild, k) for k in self._lanes.workers]
+        self._supervise(lambda: not any(thread.is_alive() for thread in threads), finished=False)
+        self._lanes.end()
+
+    def _work(self, hogwild: Callable[[int, Trainer], None], thread: int) -> None:
+        """A worker thread: when its batches end, its helpers end too."""
+        hogwild(thread, self)
+        self._lanes.close(thread)
 
     def start(self, name: str, body: Callable[..., object], *arguments: object) -> Thread:
         """Start a guarded thread of this rank."""

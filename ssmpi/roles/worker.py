@@ -65,3 +65,31 @@ class WorkerTrainer(Protocol):
 
     def stream(self, thread: int) -> Iterator[Batch]:
         """The thread's batches."""
+
+
+class HelperSteps(Protocol):
+    """What this trainer computes of another member's lane."""
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weights and gradients of what this trainer owns, float32."""
+
+    def steps(self) -> Iterator[float]:
+        """Compute the lane's steps until its home closes it: the factor of the learning rate for each."""
+
+
+class HelpingTrainer(Protocol):
+    """The trainer of a helper thread, ``train.help_lane``."""
+
+    @property
+    def pace(self) -> WorkerPace:
+        """Its rounds."""
+
+    def helper_of(self, thread: int) -> HelperSteps:
+        """What the thread computes with."""
+
+    def optimizer_of(self, thread: int) -> DenseStep:
+        """The thread's optimizer, of what this trainer owns."""
+
+    def count_help(self, thread: int) -> None:
+        """The thread has finished a step."""

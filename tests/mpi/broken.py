@@ -58,6 +58,16 @@ def break_start():
     Fault(Trainer, "__init__", fail, 1).start()
 
 
+def freeze_helper():
+    from ssmpi.roles.trainer import Trainer
+
+    def freeze(*_):
+        note_the_time()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    Fault(Trainer, "count_help", freeze, 20).start()
+
+
 class Missing:
     """Finds that one module cannot be imported."""
 

@@ -18,7 +18,8 @@ from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.settings import build
 from ssmpi.data.features import CRITEO
 from ssmpi.embedding import trackers
-from ssmpi.model.zoo import NETWORKS
+from ssmpi.model.network import Inputs
+from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.roles import build_trainer
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
@@ -36,9 +37,44 @@ def test_the_shortest_run_file_will_do(tmp_path):
     assert config.model.bottom[-1] == config.embedding.dim
 
 
-def test_groups_wait_for_their_steps(tmp_path):
-    with pytest.raises(SettingsError, match=r"topology.group = 2: groups do not train yet: set 1"):
-        read(tmp_path, "topology.trainers=4", "topology.group=2")
+GROUP = ("topology.trainers=4", "topology.group=2")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (('hierarchy.homes="first"',), r"hierarchy\.homes .*: set topology\.group too, or leave it out"),
+        (('hierarchy.plan="data"',), r"hierarchy\.plan says how the members of a group share a replica"),
+        ((*GROUP, 'hierarchy.plan="rows"'), r"hierarchy\.plan must be one of data, columns, stages, got 'rows'"),
+        ((*GROUP, 'hierarchy.plan="data"', 'hierarchy.tags=["*: home"]'), r"hierarchy\.tags gives: set one of them"),
+        ((*GROUP, 'hierarchy.transport="mail"'), r"hierarchy\.transport"),
+        (("topology.trainers=3", "topology.group=2"), r"trainers = 3 is no multiple of topology\.group = 2"),
+    ],
+)
+def test_what_groups_cannot_be_told(tmp_path, overrides, text):
+    with pytest.raises(SettingsError, match=text):
+        read(tmp_path, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (('hierarchy.tags=["*: home", "top.9: 1"]',), r"hierarchy\.tags: .*'top\.9: 1' matches no operator"),
+        (('hierarchy.tags=["*: 2"]',), r"hierarchy\.tags: .*'\*: 2'"),
+        (('hierarchy.tags=["top.*: column"]',), r"hierarchy\.tags: .*'column'"),
+        (('hierarchy.plan="stages"', "topology.trainers=16", "topology.group=16"), r"hierarchy\.plan: .*16"),
+    ],
+)
+def test_rules_that_fit_no_network(tmp_path, overrides, text):
+    given = read(tmp_path, *GROUP, *overrides)
+    with pytest.raises(SettingsError, match=text):
+        given.with_network(network_of(given.model, Inputs(dense=13, tables=26, dim=given.embedding.dim)))
+
+
+def test_homes_are_known_to_the_topology(tmp_path):
+    config = read(tmp_path, *GROUP, 'hierarchy.homes="first"')
+    assert config.topology.homes == "first"
+    assert dataclasses.replace(config).topology == config.topology
 
 
 def test_who_reads_batches_is_no_key_of_the_topology(tmp_path):

@@ -29,7 +29,7 @@ from ssmpi.core.topology import Role
 from ssmpi.files import log
 from ssmpi.host import memory_folder
 from ssmpi.recovery.start import BEGINNING, Start
-from ssmpi.train import PARTS, hogwild
+from ssmpi.train import PARTS, help_lane, hogwild
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job, MakeConversation, World
@@ -131,7 +131,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     meter = trainer.start("meter", measure)
     for _ in trainer.parts():
         pace.begin()
-        trainer.train_part(lambda thread, _: hogwild(thread, view))
+        trainer.train_part(lambda thread, _: hogwild(thread, view), help_lane)
     meter.join(
         config.waiting.time_limit_seconds
     )  # another trainer may have stopped the job a moment before this one is done

@@ -1,0 +1,53 @@
+"""How the members of a group share a replica: the ``[hierarchy]`` section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import require
+from ssmpi.model.places import PLANS, Places, places_of
+
+if TYPE_CHECKING:
+    from ssmpi.model.network import Network
+
+
+@dataclass(frozen=True)
+class HierarchyOptions:
+    """Which member computes what, by ordered rules (``tags``) or by a ``plan`` that derives them: ``data`` (the
+    default), ``columns`` or ``stages``. ``homes`` are the members that read batches, ``all`` or the ``first``.
+    ``transport``: members of one host exchange values in memory (``auto``), or all of them by MPI (``messages``).
+    """
+
+    tags: tuple[str, ...] = ()
+    plan: str = ""
+    homes: Literal["all", "first"] = "all"
+    transport: Literal["auto", "messages"] = "auto"
+
+    def __post_init__(self) -> None:
+        require(
+            not (self.tags and self.plan),
+            f"hierarchy.plan = '{self.plan}' derives the rules that hierarchy.tags gives: set one of them",
+        )
+        require(
+            not self.plan or self.plan in PLANS,
+            f"hierarchy.plan must be one of {', '.join(PLANS)}, got '{self.plan}'",
+        )
+
+    def check_group(self, group: int) -> None:
+        """SettingsError if anything is set that only groups read."""
+        set_anyway = [name for name, value in vars(self).items() if group == 1 and value != getattr(type(self), name)]
+        require(
+            not set_anyway,
+            f"hierarchy.{(set_anyway or [''])[0]} says how the members of a group share a replica: set topology.group "
+            "too, or leave it out",
+        )
+
+    def places(self, network: Network, group: int) -> Places:
+        """Where the operators of the network are computed; SettingsError names rule, operator and remedy."""
+        try:
+            return places_of(self.tags or PLANS[self.plan or "data"](network, group), network, group)
+        except SettingsError as error:
+            key = "tags" if self.tags else "plan"
+            raise SettingsError(f"hierarchy.{key}: {error}") from None

@@ -1,0 +1,89 @@
+"""Two trainers hold one replica: they train as one trainer does, and stop, resume and fail as others."""
+
+import signal
+
+import numpy as np
+import pytest
+from ranks import PATIENCE
+from runs import train, train_over_threads
+from test_stops import saved
+from training_job import BROKEN, STOPPING, assert_names
+
+from ssmpi.core.errors import STOPPED
+
+GROUP = ("topology.trainers=2", "topology.group=2")
+ONE_LANE = (*GROUP, "hierarchy.homes=first")
+WAYS = [("data", "auto"), ("stages", "messages")]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, small_data):
+    """One trainer's run."""
+    return train(tmp_path_factory.mktemp("one"), small_data, "data.passes=2")
+
+
+def ways(plan, transport):
+    return f"hierarchy.plan={plan}", f"hierarchy.transport={transport}"
+
+
+def assert_same(run, other):
+    """Losses, parameters and rows, to the bit."""
+    np.testing.assert_array_equal(run.losses(), other.losses())
+    for name, values in other.dense().items():
+        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
+    for found, expected in zip(run.tables(), other.tables(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_one_lane_is_one_trainer_to_the_bit(tmp_path, small_data, one, way):
+    run = train(tmp_path, small_data, *ONE_LANE, *ways(*way), "data.passes=2")
+    assert_same(run, one)
+    assert (run.result["bytes"]["group"] > 0) == (way[1] == "messages")
+    assert run.result["examples"] == one.result["examples"]
+
+
+@pytest.mark.parametrize("plan", ["data", "stages", "columns"])
+@pytest.mark.parametrize("transport", ["auto", "messages"])
+def test_all_lanes_of_both_members_train_every_row_once(tmp_path, small_data, plan, transport):
+    """Whoever is done first: blocks are dealt to whoever asks."""
+    rules = 'hierarchy.tags=["*.0: columns", "*: home"]' if plan == "columns" else f"hierarchy.plan={plan}"
+    lanes = (*GROUP, "topology.threads=2", rules, f"hierarchy.transport={transport}")
+    run = train_over_threads(tmp_path, small_data, *lanes, "evaluate.per_pass=3")
+    assert run.result["examples"] == 6_000
+    assert all(np.isfinite(run.losses(member)).all() for member in (0, 1))
+    assert run.quality()["rows"] == 600
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_two_lanes_of_each_member_over_real_ranks(tmp_path, small_data, way):
+    run = train(tmp_path, small_data, *GROUP, "topology.threads=2", *ways(*way), "evaluate.per_pass=2")
+    assert run.result["examples"] == 6_000
+
+
+def test_a_pause_loses_nothing_of_the_helpers(tmp_path, small_data):
+    """Checkpoints and evaluations in between."""
+    pauses = ("data.passes=2", "checkpoint.every_examples=1700", "evaluate.per_pass=2")
+    alone = train_over_threads(tmp_path / "alone", small_data, *pauses)
+    group = train_over_threads(tmp_path / "group", small_data, *ONE_LANE, *ways("data", "auto"), *pauses)
+    assert_same(group, alone)
+
+
+# Ends
+
+
+def test_a_stop_at_any_member_stops_all(start):
+    job = start(*GROUP, "topology.threads=2", "hierarchy.plan=stages", ranks=3).until_it_trains()
+    job.send(signal.SIGTERM, rank=1)
+    code, output = job.end(STOPPING)
+    assert code == STOPPED, output
+    saved(job)
+
+
+@pytest.mark.parametrize("transport", ["auto", pytest.param("messages", marks=pytest.mark.soak)])
+def test_a_member_that_is_late_is_named(start, transport):
+    slow = ("waiting.time_limit_seconds=20", f"hierarchy.transport={transport}")
+    program = (BROKEN, "freeze_helper", 1, "train")
+    job = start(*ONE_LANE, "hierarchy.plan=stages", *slow, ranks=3, program=program).until_it_breaks()
+    text = job.error(PATIENCE)
+    assert_names(text, "trainer 0", 0, "no answer from trainer 1 within 20 s", "waiting.time_limit_seconds")
