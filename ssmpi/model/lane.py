@@ -5,8 +5,8 @@
     takes WEIGHTS into its copies
     posts BEGIN, the size of its batch                  takes BEGIN
     computes its part, forward and backward             computes its part, forward and backward
-    posts STEP: the rate's factor, and the              takes STEP, and puts these gradients beside its own
-    gradients of its copies
+    posts STEP: the gradients of its copies,            takes STEP, and puts these gradients beside its own
+    and the rate's factor
     steps all that it owns                              steps all that it owns
     ...                                                 posts WEIGHTS
     takes WEIGHTS, posts BEGIN of -1 examples           ends
@@ -106,12 +106,8 @@ class HelperModel(MemberModel):
 
     def __init__(self, part: Part, memory: np.ndarray, precision: str, channel: Channel) -> None:
         super().__init__(part, memory, precision, channel)
-        sizes = np.array([floats_in([each]) for each in part.owned.layout], np.int64)
-        lent = {name for name, _ in part.lent.get(part.member, ())}
-        ours = np.array([name in lent for name, _ in part.owned.layout], bool)
-        self._lent = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)[ours]  # where each begins, and its size
-        self._message = np.zeros(FACTOR + int(sizes[ours].sum()), np.float32)
-        self._begin = part.begin(part.member)
+        self._lent, self._begin = _lent(part), part.begin(part.member)
+        self._message = np.zeros(int(self._lent[:, 1].sum()) + FACTOR, np.float32)
 
     def steps(self) -> Iterator[float]:
         """Compute the lane's steps until its home closes it: yields the rate's factor for each, when the gradients of
@@ -126,6 +122,19 @@ class HelperModel(MemberModel):
             yield factor
             _send_weights(self._words, self._begin, self._lent, self._message)
             self._channel.check()
+
+
+def _lent(part: Part) -> np.ndarray:
+    """int64 (ranges, 2): where in a helper's memory the parameters lie that it lends, and how many floats."""
+    lent, found, place = {name for name, _ in part.lent.get(part.member, ())}, list[list[int]](), 0
+    for name, shape in part.owned.layout:
+        size = floats_in([(name, shape)])
+        if name in lent and found and sum(found[-1]) == place:
+            found[-1][1] += size
+        elif name in lent:
+            found.append([place, size])
+        place += size
+    return np.array(found, np.int64).reshape(-1, 2)
 
 
 @njit(cache=True, nogil=True)
@@ -162,9 +171,8 @@ def _send_gradients(args: np.ndarray, helpers: np.ndarray, owned: int, factor: f
     gradients, mail = array_at(args, GRADIENTS, np.float32), mail_of(args)
     words = np.full(1, factor, np.float64).view(np.float32)
     for begin, place, size in helpers:
-        message = gradients[place - FACTOR :]
-        kernels.copy(words, message)
-        send(mail, begin + 1, message, 1, FACTOR + size, FACTOR + size, False)
+        kernels.copy(words, gradients[place + size :])
+        send(mail, begin + 1, gradients[place:], 1, size + FACTOR, size + FACTOR, False)
 
 
 @njit(cache=True, nogil=True)
@@ -175,8 +183,8 @@ def _close(args: np.ndarray, helpers: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def _help(args: np.ndarray, begin: int, lent: np.ndarray, message: np.ndarray) -> tuple[int, float]:
-    """Wait for a batch, however long that takes, compute this part of it, and take the other gradients: the size of the
-    batch and the rate's factor.
+    """Wait for a batch, however long that takes, compute this part of it, and take the gradients of ``lent`` parameters
+    by ``message``: the size of the batch and the rate's factor.
     """
     gradients, mail = array_at(args, GRADIENTS, np.float32), mail_of(args)
     number, nothing = np.empty(1, np.int64), np.empty(0, np.float32)
@@ -187,19 +195,23 @@ def _help(args: np.ndarray, begin: int, lent: np.ndarray, message: np.ndarray) -
     rows = np.empty((0, 0, 0), np.float32)
     run_step(args, np.empty((0, 0), np.float32), rows, nothing, np.empty(number[0], np.float32), rows, True)
     receive(mail, begin + 1, message, 1, message.size, message.size, False, False)
-    place = FACTOR
+    place, factor = 0, np.empty(1, np.float64)
     for first, size in lent:
         kernels.copy(message[place : place + size], gradients[first:])
         place += size
-    return number[0], message[:FACTOR].view(np.float64)[0]
+    kernels.copy(message[place:], factor.view(np.float32))
+    return number[0], factor[0]
 
 
 @njit(cache=True, nogil=True)
 def _send_weights(args: np.ndarray, begin: int, lent: np.ndarray, message: np.ndarray) -> None:
     """Send the home what it computes with of this member's parameters, if there are any."""
-    weights, mail, place = array_at(args, WEIGHTS, np.float32), mail_of(args), FACTOR
-    for first, size in lent:
-        kernels.copy(weights[first : first + size], message[place:])
-        place += size
-    if place > FACTOR:
-        send(mail, begin + 2, message[FACTOR:], 1, place - FACTOR, place - FACTOR, False)
+    weights, mail, size = array_at(args, WEIGHTS, np.float32), mail_of(args), message.size - FACTOR
+    if len(lent) == 1:
+        send(mail, begin + 2, weights[lent[0, 0] :], 1, size, size, False)
+    elif size:
+        place = 0
+        for first, some in lent:
+            kernels.copy(weights[first : first + some], message[place:])
+            place += some
+        send(mail, begin + 2, message, 1, size, size, False)

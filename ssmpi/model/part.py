@@ -131,16 +131,15 @@ class Part:
         """The layout of its parameters, and where the copies of each helper's begin."""
         layout, copies = list(self.owned.layout), dict[int, int]()
         for helper in self.helpers if self.at_home else ():
-            end = floats_in(layout)
-            room = FACTOR + -(end + FACTOR) % LINE
-            layout += [(f"rate of {helper}", (room,)), *self.lent.get(helper, ())]
-            copies[helper] = end + room
+            room = -floats_in(layout) % LINE
+            copies[helper] = floats_in(layout) + room
+            layout += [(f"room for {helper}", (room,)), *self.lent.get(helper, ()), (f"rate of {helper}", (FACTOR,))]
         return layout, copies
 
     @property
     def layout(self) -> list[Parameter]:
         """Names and shapes of its parameters in memory: what it owns, in the network's order; at home, copies of what
-        helpers lend, each helper's behind room for a rate's factor, so that a STEP message is contiguous.
+        helpers lend, each helper's followed by room for a rate's factor, so that a STEP message is contiguous.
         """
         return self._memory[0]
 
@@ -163,7 +162,7 @@ class Part:
     def mailboxes(self, examples: int) -> list[Mailbox]:
         """Those of one lane whose messages are for at most so many examples, in an order that all members share: the
         edges', forward; the edges', backward (of 0 bytes if no gradient comes back); then BEGIN (an int64, the size of
-        the batch), STEP (a float64, the rate's factor, and the gradients of lent parameters) and WEIGHTS (these
+        the batch), STEP (the gradients of lent parameters, and a float64, the rate's factor) and WEIGHTS (these
         parameters) of each helper.
         """
         found = [Mailbox(edge.source, edge.reader, edge.message * examples) for edge in self.edges]

@@ -44,6 +44,9 @@ class Place(ABC):
         """Why the operator cannot be here, and the remedy; empty if it can."""
         return ""
 
+    def __str__(self) -> str:
+        return self.written
+
 
 class AtHome(Place):
     """Each home computes it for its own batches."""
@@ -66,6 +69,9 @@ class AtMember(Place):
 
     written = "a member's number"
     number: int
+
+    def __str__(self) -> str:
+        return f"member {self.number}"
 
     @classmethod
     def named(cls, word: str) -> AtMember | None:

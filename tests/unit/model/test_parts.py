@@ -59,11 +59,12 @@ class Interpreter:
 
     def __init__(self, part, parameters, slots):
         self.part, self.slots, self.clock = part, slots, defaultdict(int)
-        self.parameters = {
-            name: parameters[name][part.owned.rows[name]] if name in part.owned.rows else parameters[name]
-            for name, _ in part.layout
-        }
-        assert {name: tuple(values.shape) for name, values in self.parameters.items()} == dict(part.layout)
+        self.parameters = {}
+        for name, shape in part.layout:
+            if name in parameters:  # and not room in a message
+                whole = parameters[name]
+                self.parameters[name] = whole[part.owned.rows[name]] if name in part.owned.rows else whole
+                assert self.parameters[name].shape == shape
         self.found = []  # of each piece: logits, gradients of inputs and parameters
 
     def run(self, pieces):
