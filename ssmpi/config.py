@@ -29,6 +29,7 @@ from ssmpi.model import custom_code, custom_network, graph
 from ssmpi.model.hierarchy_options import HierarchyOptions
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
+from ssmpi.model.part import Part, transform, whole
 from ssmpi.model.places import Places
 from ssmpi.model.zoo import network_of
 
@@ -124,6 +125,18 @@ class Config:
     def places(self) -> Places:
         """Where the members of a group compute the network's operators."""
         return self.hierarchy.places(self.network, self.topology.group)
+
+    @property
+    def parts(self) -> list[Part]:
+        """What each member of a group owns, and computes of its own lanes if it has any, or else of the first one's;
+        one part, if trainers hold whole replicas.
+        """
+        if self.topology.group == 1:
+            return [whole(self.network)]
+        return [
+            transform(self.network, self.places, member, member if self.topology.is_home(member) else 0)
+            for member in range(self.topology.group)
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         """Other ranks receive the network as JSON: a custom class cannot be imported there."""

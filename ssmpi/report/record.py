@@ -71,7 +71,8 @@ class Record:
         """Example-level parallelism: examples in flight at once."""
         values = [self.settings.get(key) for key in ("data.batch_size", "topology.threads", "topology.trainers")]
         known = [value for value in values if isinstance(value, int)]
-        return math.prod(known) if len(known) == len(values) else None
+        homes = self.settings.get("topology.group", 1) if self.settings.get("hierarchy.homes") == "first" else 1
+        return math.prod(known) // homes if len(known) == len(values) else None
 
     @cached_property
     def final(self) -> tuple[str, dict[str, Any]]:

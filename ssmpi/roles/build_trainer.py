@@ -87,7 +87,7 @@ def dense_model(
     """
     memory, shared = start.memory, config.sync.transport != "messages"
     replica = fresh_replica(
-        config, reader, config.run.seed, memory.part("replica", shared=shared), lanes.part_of(config, world.group.rank)
+        config, reader, config.run.seed, memory.part("replica", shared=shared), config.parts[world.group.rank]
     )
     if start.checkpoint:
         replica.vector[:] = replica.load(start.checkpoint / "dense.h5")

@@ -19,7 +19,7 @@ from ssmpi.comm.mover import Mover
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HelperModel, HomeModel, HomeOptimizer
 from ssmpi.model.messages import Channel
-from ssmpi.model.part import Part, transform, whole
+from ssmpi.model.part import Part, transform
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import World
@@ -150,11 +150,3 @@ def of(config: Config, world: World, replica: Replica) -> Lanes:
         if config.topology.group > 1
         else WholeLanes(replica, config.topology.threads)
     )
-
-
-def part_of(config: Config, member: int) -> Part:
-    """What a member owns, and what it computes of its own lanes if it has any, or else of the first member's."""
-    if config.topology.group == 1:
-        return whole(config.network)
-    home = member if config.topology.is_home(member) else 0
-    return transform(config.network, config.places, member, home)

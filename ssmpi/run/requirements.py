@@ -21,6 +21,7 @@ from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
 from ssmpi.model import custom_code
+from ssmpi.model.network import floats_in
 from ssmpi.sync import ALGORITHMS
 from ssmpi.sync.cost import RoundCost
 
@@ -83,25 +84,30 @@ def read_tables(path: Path) -> tuple[int, ...]:
 
 
 def dense_parameters(config: Config) -> int:
-    """Floats in one dense replica."""
-    return config.network.parameters
+    """Floats of a replica that a trainer owns and meets others with: all, or in a group those of the largest member."""
+    return max(floats_in(part.owned.layout) for part in config.parts)
+
+
+def held_parameters(config: Config) -> int:
+    """Floats of a replica that a trainer holds, copies of what others own included."""
+    return max(floats_in(part.layout) for part in config.parts)
 
 
 def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     """Expected bytes of one rank of each role, libraries included; of the PS that holds most."""
-    parameters, topology = dense_parameters(config), config.topology
+    owned, held, topology = dense_parameters(config), held_parameters(config), config.topology
     inputs = config.network.inputs
     features = inputs.tables * config.rows.layout.width * 4 * config.data.batch_size
     block = config.data.block_rows * 2 * (inputs.tables + inputs.dense + 1) * 4
     activations = config.data.batch_size * 4 * 4 * config.network.activations
     own = 2 if config.model.precision == "bf16" else 1  # of each thread: gradients, and in bf16 the rounded weights
-    trainer = 4.0 * parameters * (5 + topology.threads * own) + topology.threads * (
+    trainer = 4.0 * (4 * owned + held * (1 + topology.replica_lanes * own)) + topology.threads * (
         6.0 * features + block + activations
     )
     rows = placement.most_rows * config.rows.row_bytes
     mirrors = mirror_memory(config)
     trainer += mirrors.get(Role.TRAINER, 0.0)
-    sync_ps = 8.0 * parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
+    sync_ps = 8.0 * config.network.parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
     if not topology.embedding_ps:
         trainer += rows
     embedding_ps = float(rows + tracker_memory(config, placement))
@@ -116,13 +122,13 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     if config.recovery.mode == "off":
         return {}
     topology, rows = config.topology, float(placement.most_rows * config.rows.row_bytes)
-    vector, state = 4.0 * dense_parameters(config), 2 if config.dense.optimizer == "adagrad" else 1
-    vectors = state + round_cost(config).kept
+    state = 2 if config.dense.optimizer == "adagrad" else 1
+    vectors = 4.0 * (held_parameters(config) + dense_parameters(config) * (state - 1 + round_cost(config).kept))
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
     own = {
-        Role.TRAINER: vectors * vector + counts + (0.0 if topology.embedding_ps else rows),
+        Role.TRAINER: vectors + counts + (0.0 if topology.embedding_ps else rows),
         Role.EMBEDDING_PS: rows + tracker_memory(config, placement) + 8.0 * topology.size,
-        Role.SYNC_PS: state * vector / max(1, topology.sync_ps),
+        Role.SYNC_PS: state * 4.0 * config.network.parameters / max(1, topology.sync_ps),
     }
     return {role: own.get(role, 0.0) + HEADER for role in Role}
 
@@ -150,6 +156,6 @@ def round_cost(config: Config) -> RoundCost:
 
 def mirror_memory(config: Config) -> dict[Role, float]:
     """Bytes of mirrors on one rank of each role, if a codec needs them."""
-    topology, vector = config.topology, 4.0 * dense_parameters(config)
-    ranks = {Role.TRAINER: 1, Role.SYNC_PS: max(1, topology.sync_ps)}  # a trainer has whole vectors
-    return {role: vectors * vector / ranks[role] for role, vectors in round_cost(config).mirrors.items()}
+    servers = max(1, config.topology.sync_ps)  # which have every member's center
+    floats = {Role.TRAINER: dense_parameters(config), Role.SYNC_PS: config.network.parameters / servers}
+    return {role: 4.0 * vectors * floats[role] for role, vectors in round_cost(config).mirrors.items()}

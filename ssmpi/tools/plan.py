@@ -19,11 +19,11 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.run.requirements import (
     checkpoint_copies,
     composed,
-    dense_parameters,
     kept_memory,
     memory_of_ranks,
     mirror_memory,
     placement_of,
+    round_cost,
 )
 from ssmpi.sync import ALGORITHMS, ALL_TRAINERS, SYNC_PS
 from ssmpi.sync.options import DENSE
@@ -152,7 +152,7 @@ def traffic(config: Config, placement: Placement) -> str:
             f"{2 * servers} messages out, {servers} in"
         )
     kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
-    found = kind.cost(sync, config.topology, dense_parameters(config)).sent
+    found = round_cost(config).sent
     each = {link: size / sync.fragments for link, size in found.items()}
     when = "an iteration, too" if kind.in_the_step else "a round" if sync.fragments == 1 else "a round of one fragment"
     if kind.in_the_step and n > 1:

@@ -58,6 +58,31 @@ def test_members_of_a_group_talk_apart_and_are_counted_apart(run):
     assert [sent for _, sent in found] == [{"bytes_group": 8.0, "messages_group": 1.0}] * 6
 
 
+def step_meanwhile(world, options):
+    """A body: how stale a round is in which this trainer took two steps of its own lane and three for another's."""
+    weights = np.zeros(1_003, np.float32)
+
+    def work(synchronizers):
+        own = synchronizers[0]
+        exchange, local = own.exchange.reference, own.context.local
+
+        def late(snapshot, fragment, active):
+            local.iterations += 2
+            local.helped += 3
+            return exchange(snapshot, fragment, active)
+
+        own.exchange.reference = late
+        own.round()
+        return sync.figures(synchronizers)["staleness"]
+
+    return on_trainers(world, options, weights, work)
+
+
+def test_staleness_counts_all_lanes_of_a_replica():
+    chosen = options("ma", transport="messages")
+    assert over_threads(Topology(4, group=2), step_meanwhile, chosen)[:4] == [5.0] * 4
+
+
 # Each member's rounds are those of the whole vector
 
 

@@ -73,6 +73,15 @@ def test_lanes_are_the_threads_of_homes_in_order(topology):
     assert list(map(topology.lane_of, threads)) == list(range(topology.lanes))
 
 
+def test_lanes_are_the_same_if_the_same_trainers_read():
+    pairs, firsts = Topology(4, 2, group=2), Topology(4, 2, group=2, homes="first")
+    assert pairs.same_lanes(Topology(4, 2, embedding_ps=3, sync_ps=1))
+    assert firsts.same_lanes(Topology(4, 2, 3, group=2, homes="first"))
+    for others in (firsts, Topology(4, 1), Topology(2, 2)):
+        assert not pairs.same_lanes(others)
+    assert not firsts.same_lanes(Topology(4, 2, group=4, homes="first"))
+
+
 def test_groups_are_whole():
     with pytest.raises(SettingsError, match=r"trainers = 5 is no multiple of topology.group = 2.*trainers = 6"):
         Topology(trainers=5, group=2)

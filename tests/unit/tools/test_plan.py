@@ -10,10 +10,13 @@ from ssmpi.cluster.site import Node, Site, SitePlacement
 from ssmpi.config import load
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
+from ssmpi.core.traffic import Link
 from ssmpi.embedding.placement import place
 from ssmpi.model.replica import Replica
-from ssmpi.run.requirements import dense_parameters, memory_of_ranks, placement_of
+from ssmpi.run.requirements import dense_parameters, held_parameters, memory_of_ranks, placement_of, round_cost
 from ssmpi.tools import plan
+
+ROOM = 64  # floats that the borders of copies and what they are sent with take, at most
 
 
 def read(tmp_path, data, *overrides):
@@ -30,6 +33,22 @@ def test_it_counts_the_parameters_that_the_model_has(tmp_path, small_data, overr
     config = read(tmp_path, small_data, *overrides)
     replica = Replica(config.network, config.model.precision, 1)
     assert dense_parameters(config) == replica.vector.size
+
+
+def test_members_hold_what_they_own_and_copies(tmp_path, small_data):
+    """By hand: member 1 owns the first layer, and member 0 all others; only lanes of the first member compute here."""
+    shape = ("model.bottom=[512,16]", "model.top=[8,1]", "topology.trainers=4", "sync.transport=messages")
+    group = ("topology.group=2", "hierarchy.homes=first", 'hierarchy.tags=["bottom.0: 1", "*: 0"]')
+    config, flat = (read(tmp_path, small_data, *shape, *more) for more in (group, ()))
+    whole, first = flat.network.parameters, 13 * 512 + 512
+    assert dense_parameters(config) == max(first, whole - first)
+    assert 0 <= held_parameters(config) - dense_parameters(config) < ROOM  # it computes with nothing else
+    assert dense_parameters(flat) == held_parameters(flat) == whole
+    assert round_cost(config).sent == {Link.TRAINERS: 4 * (dense_parameters(config) + 1)}  # an all-reduce of two
+    data = read(tmp_path, small_data, *shape, *group[:2], "hierarchy.plan=data")
+    assert 0 <= held_parameters(data) - whole < ROOM
+    assert whole / 2 <= dense_parameters(data) < whole
+    assert "sent by each of 2 replicas" in plan.traffic(config, place([10] * 26, 1))
 
 
 def test_every_rank_and_every_table_is_in_it(tmp_path, small_data):

@@ -1,0 +1,127 @@
+"""Whole runs of groups over threads: stopped, resumed by others, killed."""
+
+import itertools
+import mmap
+
+import numpy as np
+import pytest
+from faults import Kill
+from runs import train_over_threads
+from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
+
+from ssmpi.roles import trainer
+from ssmpi.roles.progress import Progress
+from ssmpi.run.requirements import kept_memory, placement_of
+
+ONE = ("embedding.prefetch=false", "data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
+PAIR = ("topology.trainers=2", "topology.group=2", 'hierarchy.homes="first"')
+STAGES = 'hierarchy.tags=["bottom.*: 1", "*: home"]'
+PAIRS = ("topology.trainers=4", "topology.group=2", "data.batch_size=100", "run.log_seconds=0.01")
+
+# Threads of killed ranks end with what killed them.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """A function that makes a run stop after so many batches."""
+    batches, record, state = itertools.count(1), Progress.record, {"at": None, "stopping": False}
+
+    def stop_after(number):
+        nonlocal batches
+        batches, state["at"], state["stopping"] = itertools.count(1), number, False
+
+    def recording(self, *arguments):
+        record(self, *arguments)
+        state["stopping"] |= next(batches) == state["at"]
+
+    monkeypatch.setattr(Progress, "record", recording)
+    monkeypatch.setattr(trainer, "stop_requested", lambda: state["stopping"])
+    return stop_after
+
+
+def in_pieces(folder, data, stop_after, jobs):
+    """A run whose jobs, pairs of settings and the number of batches after which they stop, resume each other."""
+    for number, (settings, batches) in enumerate(jobs):
+        stop_after(batches)
+        run = train_over_threads(folder, data, *ONE, *settings, resume=number > 0)
+        assert run.result["status"] == ("stopped" if batches else "complete")
+    return run
+
+
+def assert_same(run, reference):
+    for name, values in reference.dense().items():
+        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
+    for what in ("weights", "state"):
+        for table, expected in zip(run.tables(what), reference.tables(what), strict=True):
+            np.testing.assert_array_equal(table, expected)
+    assert run.result["evaluations"] == reference.result["evaluations"]
+    assert run.result["examples"] == reference.result["examples"]
+
+
+def test_a_group_stopped_anywhere_goes_on_by_other_plans_to_the_same_bits(tmp_path, small_data, stop_after):
+    """Those of a trainer alone: one lane, whose parameters change their owners in between."""
+    reference = train_over_threads(tmp_path / "whole", small_data, *ONE)
+    stages, data = (*PAIR, STAGES), (*PAIR, "hierarchy.plan=data")
+    run = in_pieces(tmp_path / "cut", small_data, stop_after, [(stages, 7), (data, 30), (data, 31), (stages, None)])
+    assert_same(run, reference)
+    np.testing.assert_array_equal(run.losses(), reference.losses())
+
+
+def test_groups_resume_what_a_trainer_alone_has_saved_and_the_other_way_round(tmp_path, small_data, stop_after):
+    reference = train_over_threads(tmp_path / "whole", small_data, *ONE)
+    three = ("topology.trainers=3", "topology.group=3", 'hierarchy.homes="first"')
+    run = in_pieces(tmp_path / "cut", small_data, stop_after, [((), 7), ((*PAIR, STAGES), 30), (three, 31), ((), None)])
+    assert_same(run, reference)
+
+
+CENTER = ("topology.sync_ps=2", "sync.fragments=3")
+BY = {"ma": (), "bmuf": (), "gossip": (), "easgd": CENTER, "async_ps": CENTER}
+
+
+def killed_pairs(folder, data, algorithm, *settings):
+    """Two groups of two, of which a trainer was killed in the midst of a part."""
+    given = (*PAIRS, *settings, *BY[algorithm], f"sync.algorithm={algorithm}", "evaluate.split=none")
+    return Killed(folder, data, *given).start(Kill(Progress, "record", 20))
+
+
+def how(killed):
+    return [each["how"] for each in killed.recoveries]
+
+
+@pytest.mark.parametrize("algorithm", BY)
+def test_killed_members_go_on_from_their_memory(tmp_path, small_data, algorithm):
+    killed = killed_pairs(tmp_path, small_data, algorithm)
+    killed.start(Kill(Progress, "record", 10, after=True)).start()
+    result = killed.run.result
+    assert (result["status"], result["examples"], how(killed)) == ("complete", 6_000, ["memory"] * 2)
+    assert result["iterations"] == pytest.approx(60, abs=8)  # each of four lanes repeats at most one batch a kill
+
+
+@pytest.mark.parametrize("algorithm", ["bmuf", "async_ps"])
+@pytest.mark.parametrize("homes", ["all", "first"])
+def test_the_plan_knows_the_memory_that_members_keep(tmp_path, small_data, algorithm, homes):
+    """Of the largest one of each role, but for pages that are not full: what it owns, copies, an account by lane."""
+    wide = ("model.bottom=[512,8]", "model.top=[256,1]", "topology.threads=2", f"hierarchy.homes={homes}")
+    killed = killed_pairs(tmp_path, small_data, algorithm, *wide, 'hierarchy.tags=["bottom.0: 1", "*: home"]')
+    for role, planned in kept_memory(killed.config, placement_of(killed.config)).items():
+        ranks = range(killed.config.topology.counts[role])
+        found = [killed.path(f"{role}-{index}").stat().st_size for index in ranks]
+        assert not found or max(found) == pytest.approx(planned, abs=20 * mmap.PAGESIZE), role
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "lost", "expected"),
+    [
+        ("ma", ("trainer-1",), "partial"),
+        ("bmuf", ("trainer-3",), "partial"),
+        ("ma", ("trainer-1", "trainer-3"), "beginning"),
+        ("easgd", ("trainer-1", "trainer-3"), "partial"),
+        ("easgd", ("trainer-1", "trainer-3", "sync_ps-0"), "beginning"),
+    ],
+)
+def test_a_lost_member_is_rebuilt_from_another_group_or_the_center(tmp_path, small_data, algorithm, lost, expected):
+    killed = killed_pairs(tmp_path, small_data, algorithm).lose(*lost)
+    killed.start()
+    result = killed.run.result
+    assert (result["status"], result["examples"], how(killed)) == ("complete", 6_000, [expected])
