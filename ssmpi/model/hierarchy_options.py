@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import require
+from ssmpi.model.part import check_owners
 from ssmpi.model.places import PLANS, Places, places_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class HierarchyOptions:
     def places(self, network: Network, group: int) -> Places:
         """Where the operators of the network are computed; SettingsError names rule, operator and remedy."""
         try:
-            return places_of(self.tags or PLANS[self.plan or "data"](network, group), network, group)
+            found = places_of(self.tags or PLANS[self.plan or "data"](network, group), network, group)
+            check_owners(network, found)
         except SettingsError as error:
             key = "tags" if self.tags else "plan"
             raise SettingsError(f"hierarchy.{key}: {error}") from None
+        return found

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from ssmpi.core.errors import SettingsError
 from ssmpi.model.network import DENSE, Inputs, Linear, Network, Operator, Parameter, floats_in
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.places import Places, Shares
@@ -214,6 +215,16 @@ def owned_rows(network: Network, places: Places) -> list[dict[str, slice]]:
         name, shape = parameter
         owned[least][name] = slice(0, shape[0])
     return owned
+
+
+def check_owners(network: Network, places: Places) -> None:
+    """SettingsError unless every member owns some parameters: otherwise it has no part in rounds."""
+    for member, rows in enumerate(owned_rows(network, places)):
+        if not rows:
+            raise SettingsError(
+                f"member {member} of {places.group} would own no parameters: give it an operator that has some, or "
+                "lower topology.group"
+            )
 
 
 def _shares(network: Network, places: Places, home: int) -> dict[str, Shares]:

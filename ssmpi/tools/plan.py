@@ -28,6 +28,8 @@ from ssmpi.run.requirements import (
 from ssmpi.sync import ALGORITHMS, ALL_TRAINERS, SYNC_PS
 from ssmpi.sync.options import DENSE
 from ssmpi.sync.rows import row_gradient_bytes
+from ssmpi.tools import group_plan
+from ssmpi.tools.units import in_units
 
 
 def describe(config: Config, where: Site | None = None, tables_file: Path | None = None) -> str:
@@ -42,6 +44,7 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
         ranks(config),
         tables(config, placement, features),
         network(config, known=not tables_file),
+        *([group_plan.describe(config)] if config.topology.group > 1 else []),
         memory(config, placement),
         *([layout.describe(where), memory_files(config, placement, layout, where)] if where and layout else []),
         traffic(config, placement),
@@ -181,12 +184,3 @@ def work(config: Config) -> str:
         f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.home_trainers} trainers\n"
         f"  sync: {config.sync.algorithm}, {config.sync.pace} pace"
     )
-
-
-def in_units(size: float) -> str:
-    """A number of bytes, in the most readable unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"

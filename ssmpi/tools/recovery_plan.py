@@ -28,7 +28,7 @@ from ssmpi.recovery.inputs import (
     from_settings,
 )
 from ssmpi.recovery.policy import Decision, compare, compare_at
-from ssmpi.tools.plan import in_units
+from ssmpi.tools.units import in_units
 
 SETTINGS = {"target_pls": "target_pls", "mtbf_seconds": "mtbf_hours"}  # of ``[recovery]``, by input
 NODES = (8, 16, 32, 64, 128, 256, 512)

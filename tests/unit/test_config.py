@@ -62,6 +62,8 @@ def test_what_groups_cannot_be_told(tmp_path, overrides, text):
         (('hierarchy.tags=["*: home", "top.9: 1"]',), r"hierarchy\.tags: .*'top\.9: 1' matches no operator"),
         (('hierarchy.tags=["*: 2"]',), r"hierarchy\.tags: .*'\*: 2'"),
         (('hierarchy.tags=["top.*: column"]',), r"hierarchy\.tags: .*'column'"),
+        (('hierarchy.tags=["*: 1"]',), r"hierarchy\.tags: member 0 of 2 would own no parameters: give it an operator"),
+        (("topology.trainers=16", "topology.group=16"), r"hierarchy\.plan: member 14 of 16 would own no parameters"),
         (('hierarchy.plan="stages"', "topology.trainers=16", "topology.group=16"), r"hierarchy\.plan: .*16"),
     ],
 )
