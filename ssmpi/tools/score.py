@@ -24,6 +24,7 @@ from ssmpi.data.schema import MANIFEST_NAME
 from ssmpi.files import atomic_file, run_files
 from ssmpi.files.run_files import MODEL, RUN_FILE
 from ssmpi.metrics.display import describe
+from ssmpi.model.hierarchy_options import HierarchyOptions
 from ssmpi.recovery.start import Start
 from ssmpi.roles.embedding_ps import serve_embeddings
 
@@ -60,7 +61,7 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> SavedModel:
     if model != run / MODEL:
         say(f"{run}: not finished; scoring {model.name}")
     config = load(run / RUN_FILE)
-    topology = dataclasses.replace(config.topology, sync_ps=0)
+    topology = dataclasses.replace(config.topology, sync_ps=0, group=1, homes="all")  # each scores with a whole model
     if ranks == 1:
         topology = Topology(trainers=1, threads=config.topology.threads, embedding_ps=0)
     elif ranks != topology.size:
@@ -69,7 +70,8 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> SavedModel:
             f"({topology.arithmetic()}) that this run had without sync PSs, got {ranks}: start it without mpirun, "
             f"or with mpirun -n {topology.size}"
         )
-    config = dataclasses.replace(config, topology=topology, sync=dataclasses.replace(config.sync, algorithm="none"))
+    sync = dataclasses.replace(config.sync, algorithm="none")
+    config = dataclasses.replace(config, topology=topology, hierarchy=HierarchyOptions(), sync=sync)
     setting = str(data or config.data.folder)
     return SavedModel(model, saved_network.of_model(config, model, setting), DataOrigin.of_model(model, setting))
 

@@ -12,6 +12,7 @@ from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
 from ssmpi.roles import trainer
 from ssmpi.roles.progress import Progress
 from ssmpi.run.requirements import kept_memory, placement_of
+from ssmpi.tools import score
 
 ONE = ("embedding.prefetch=false", "data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
 PAIR = ("topology.trainers=2", "topology.group=2", 'hierarchy.homes="first"')
@@ -73,6 +74,16 @@ def test_groups_resume_what_a_trainer_alone_has_saved_and_the_other_way_round(tm
     three = ("topology.trainers=3", "topology.group=3", 'hierarchy.homes="first"')
     run = in_pieces(tmp_path / "cut", small_data, stop_after, [((), 7), ((*PAIR, STAGES), 30), (three, 31), ((), None)])
     assert_same(run, reference)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_model_of_a_group_is_scored_without_it(tmp_path, small_data, capsys):
+    """By one process, or by as many as the run had, each of which then has the whole model."""
+    run = train_over_threads(tmp_path, small_data, *ONE, *PAIR, STAGES)
+    assert [score.open_run(run.folder, ranks).config.topology.group for ranks in (1, 3)] == [1, 1]
+    capsys.readouterr()
+    assert score.evaluate(run.folder, "test", None) == 0
+    assert f"ne {run.quality('test')['ne']:.4f}" in capsys.readouterr().out.lower()
 
 
 CENTER = ("topology.sync_ps=2", "sync.fragments=3")
