@@ -58,15 +58,20 @@ class Config:
     waiting: WaitOptions = field(default_factory=WaitOptions)
 
     def __post_init__(self) -> None:
-        if not custom_network.is_own(self.model.name):
-            network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim))  # rejects what fits no data
-        self._check_priority()
         self.hierarchy.check_group(self.topology.group)
+        if not custom_network.is_own(self.model.name):  # rejects what fits no data
+            self._check_places(network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim)))
+        self._check_priority()
         object.__setattr__(self, "topology", dataclasses.replace(self.topology, homes=self.hierarchy.homes))
         try:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+
+    def _check_places(self, network: Network) -> None:
+        """Refuse rules that do not fit the network."""
+        if self.topology.group > 1:
+            self.hierarchy.places(network, self.topology.group)
 
     def _check_priority(self) -> None:
         wanted = f'checkpoint.priority = "{self.checkpoint.priority}" saves rows of embedding PSs for partial recovery'
@@ -117,8 +122,7 @@ class Config:
         )
         copy = dataclasses.replace(self)
         vars(copy)["network"] = network  # where ``cached_property`` stores it: not a setting, so not a field
-        if self.topology.group > 1:
-            self.hierarchy.places(network, self.topology.group)  # refuses rules that do not fit
+        self._check_places(network)
         return copy
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -38,12 +39,13 @@ class HierarchyOptions:
 
     def check_group(self, group: int) -> None:
         """SettingsError if anything is set that only groups read."""
-        set_anyway = [name for name, value in vars(self).items() if group == 1 and value != getattr(type(self), name)]
-        require(
-            not set_anyway,
-            f"hierarchy.{(set_anyway or [''])[0]} says how the members of a group share a replica: set topology.group "
-            "too, or leave it out",
-        )
+        for name, value in vars(self).items():
+            default = getattr(type(self), name)
+            require(
+                group > 1 or value == default,
+                f"hierarchy.{name} says how the members of a group share a replica: set topology.group too, or set "
+                f"hierarchy.{name} = {json.dumps(default)}",
+            )
 
     def places(self, network: Network, group: int) -> Places:
         """Where the operators of the network are computed; SettingsError names rule, operator and remedy."""

@@ -48,6 +48,25 @@ def test_launch_refuses_a_typo_before_it_starts_anything(start):
     assert "did you mean 'alpha'?" in text
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sync.pace=fixed_rate", "stops all threads of a trainer for a round of sync.algorithm = 'ma'"),
+        ("sync.warmup_steps=5", "set sync.warmup_steps = 0, or topology.group = 1"),
+        ('hierarchy.tags=["top.*: 2", "*: home"]', "topology.group = 2 has members 0 to 1: name one of them"),
+        ('hierarchy.tags=["top.9: 1", "*: home"]', "rule 'top.9: 1' matches no operator"),
+        ('hierarchy.tags=["top.*: columns", "*: home"]', "fewer columns (1) than the group has members (2)"),
+        ("topology.trainers=3", "topology.trainers = 3 is no multiple of topology.group = 2"),
+    ],
+)
+def test_launch_refuses_what_groups_cannot_do_before_it_starts_anything(start, override, words):
+    group = ("topology.trainers=2", "topology.group=2", "sync.algorithm=ma", "sync.every_iterations=2")
+    code, output = start(*group, override, program=("-m", "ssmpi", "launch")).end(PATIENCE)
+    assert code == 2, output
+    assert words in output
+    assert "mpirun" not in output
+
+
 # Wrong folders and data
 
 

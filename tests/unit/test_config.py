@@ -19,6 +19,7 @@ from ssmpi.core.settings import build
 from ssmpi.data.features import CRITEO
 from ssmpi.embedding import trackers
 from ssmpi.model.network import Inputs
+from ssmpi.model.options import ModelOptions
 from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.roles import build_trainer
 from ssmpi.run import resume
@@ -43,7 +44,11 @@ GROUP = ("topology.trainers=4", "topology.group=2")
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        (('hierarchy.homes="first"',), r"hierarchy\.homes .*: set topology\.group too, or leave it out"),
+        (('hierarchy.homes="first"',), r"hierarchy\.homes .*: set topology\.group too, or .* = \"all\""),
+        (
+            ('hierarchy.tags=["*: home"]',),
+            r"hierarchy\.tags .*: set topology\.group too, or set hierarchy\.tags = \[\]",
+        ),
         (('hierarchy.plan="data"',), r"hierarchy\.plan says how the members of a group share a replica"),
         ((*GROUP, 'hierarchy.plan="rows"'), r"hierarchy\.plan must be one of data, columns, stages, got 'rows'"),
         ((*GROUP, 'hierarchy.plan="data"', 'hierarchy.tags=["*: home"]'), r"hierarchy\.tags gives: set one of them"),
@@ -68,9 +73,11 @@ def test_what_groups_cannot_be_told(tmp_path, overrides, text):
     ],
 )
 def test_rules_that_fit_no_network(tmp_path, overrides, text):
-    given = read(tmp_path, *GROUP, *overrides)
     with pytest.raises(SettingsError, match=text):
-        given.with_network(network_of(given.model, Inputs(dense=13, tables=26, dim=given.embedding.dim)))
+        read(tmp_path, *GROUP, *overrides)
+    given = read(tmp_path, "model.name=net.py:network", *GROUP, *overrides)  # which rules fit shows when it is read
+    with pytest.raises(SettingsError, match=text):
+        given.with_network(network_of(ModelOptions(), Inputs(dense=13, tables=26, dim=given.embedding.dim)))
 
 
 def test_homes_are_known_to_the_topology(tmp_path):
