@@ -178,7 +178,9 @@ def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequenc
 def expected(options: ClusterOptions, scenario: Scenario, base: Path) -> Forecast:
     """The prediction, for any number of trainers."""
     links = LinkSpeeds(1e6 * options.link_mb, narrow(options, scenario) or math.inf)  # trainers' are not limited
-    return forecast(load(base, scenario.overrides(2)), options.step_ms / 1e3, links)
+    config = load(base, scenario.overrides(2))
+    require(config.topology.group == 1, "topology.group: bench cluster does not emulate groups: set 1")
+    return forecast(config, options.step_ms / 1e3, links)
 
 
 @contextlib.contextmanager

@@ -154,8 +154,10 @@ def predicted(config: Config, arguments: argparse.Namespace) -> str:
         raise SettingsError("--predict samples batches of the prepared data: prepare it, and leave out --tables")
     speed = 1e6 * arguments.link_mb
     links = LinkSpeeds(speed, speed, speed)
-    step, trainers = arguments.step_ms / 1e3, listed("--trainers", arguments.trainers or TRAINERS)
-    return forecast.describe(config, step, links, trainers)
+    group = config.topology.group
+    grouped = ",".join(str(group * replicas) for replicas in (1, 4, 32, 128))
+    trainers = listed("--trainers", arguments.trainers or (TRAINERS if group == 1 else grouped))
+    return forecast.describe(config, arguments.step_ms / 1e3, links, trainers)
 
 
 def doctor(arguments: argparse.Namespace) -> int:

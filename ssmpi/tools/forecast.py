@@ -1,8 +1,8 @@
 """``ssmpi plan --predict``: examples per second and sync gap of any number of trainers, by step time and links.
 
-The slowest part decides: the dense step, the links of the sync PSs, or the links of the embedding PSs. The model leaves
-out latency, queues, switches between hosts, the servers' processors, and rows on the trainers' own links.
-``ssmpi bench cluster`` checks the same formulas against real ranks.
+The slowest part decides: the dense step (of a group: see ``group_forecast``), the links of the sync PSs, or the links
+of the embedding PSs. The model leaves out latency, queues, switches between hosts, the servers' processors, and rows on
+the trainers' own links. ``ssmpi bench cluster`` checks the same formulas, except those of groups, against real ranks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, ALL_TRAINERS, SYNC_PS
 from ssmpi.sync.options import DENSE
 from ssmpi.tools.distinct_rows import distinct_rows
+from ssmpi.tools.group_forecast import GroupWork, work_of
 
 STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
 BACK_TO_BACK = 2.0  # trainers that saturate a link in both directions: each waits for its answer
@@ -89,12 +90,20 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicts any number of trainers. ``iteration_bytes`` go over the link of the busiest embedding PS."""
+    """Predicts any number of trainers. ``iteration_bytes`` go over the link of the busiest embedding PS. With a
+    ``group`` rounds are those of its members, each with its own parameters.
+    """
 
     compute: Compute
     links: LinkSpeeds
     rounds: Rounds = field(default_factory=Rounds)
     iteration_bytes: float = 0.0
+    group: GroupWork | None = None
+
+    @property
+    def members(self) -> int:
+        """Trainers that hold a replica."""
+        return self.group.members if self.group else 1
 
     @property
     def dense(self) -> Forecast:
@@ -110,9 +119,10 @@ class Forecast:
         """What one of ``trainers`` trainers sends and receives in sequence in a round: to the partner and back, or
         around the ring of all trainers, where it receives while it sends.
         """
-        if not self.rounds.partner or (trainers == 1 and self.rounds.partner != SYNC_PS):
+        replicas = trainers // self.members
+        if not self.rounds.partner or (replicas == 1 and self.rounds.partner != SYNC_PS):
             return 0.0
-        return sum(self.rounds.there_and_back) * (1 - 1 / trainers if self.rounds.partner == ALL_TRAINERS else 1)
+        return sum(self.rounds.there_and_back) * (1 - 1 / replicas if self.rounds.partner == ALL_TRAINERS else 1)
 
     def round_seconds(self, trainers: int) -> float:
         """Duration of a round that shares no link."""
@@ -126,25 +136,36 @@ class Forecast:
         return ratio(self.links.sync_ps, size) if self.rounds.partner == SYNC_PS else math.inf
 
     def trainer_eps(self, trainers: int) -> float:
-        """Examples per second of one trainer that only its step and its own rounds slow down."""
+        """Examples per second of one trainer that only its step, its group and its own rounds slow down."""
+        return min(self._own(trainers).values()) / trainers
+
+    def _own(self, trainers: int) -> dict[str, float]:
+        """Examples per second of all trainers, by what limits them within their replicas."""
         pause = self.round_seconds(trainers) / self.rounds.period if self.rounds.period else 0.0
-        return self.compute.threads * self.compute.batch / (self.compute.step + pause)
+        step, threads = self.compute.step, self.compute.threads
+        rates = {STEP: threads / (step + pause)}
+        if self.group:
+            rates = self.group.rates(step, pause, threads, self.links.trainer)
+        return {name: trainers / self.members * self.compute.batch * rate for name, rate in rates.items()}
 
     @property
     def link_capacity(self) -> dict[str, float]:
         """Examples per second that each kind of server link carries."""
         threads = self.compute.threads if self.rounds.together else 1
         sync = (
-            self.round_capacity * self.rounds.period * threads * self.compute.batch if self.rounds.period else math.inf
+            self.round_capacity / self.members * self.rounds.period * threads * self.compute.batch
+            if self.rounds.period
+            else math.inf
         )
         return {SYNC: sync, EMBEDDING: self.compute.batch * ratio(self.links.embedding_ps, self.iteration_bytes)}
 
     def of(self, trainers: int) -> Prediction:
         """The prediction for a number of trainers."""
-        one = self.trainer_eps(trainers)
-        rates = {STEP: trainers * one, **self.link_capacity}
+        require(trainers % self.members == 0, f"{trainers} trainers are not groups of {self.members}: see --trainers")
+        own = self._own(trainers)
+        rates = own | self.link_capacity
         full = min(rates, key=lambda name: rates[name])
-        return Prediction(trainers, rates[full], trainers * one, self._gap(trainers, rates[full]), full)
+        return Prediction(trainers, rates[full], min(own.values()), self._gap(trainers, rates[full]), full)
 
     def _gap(self, trainers: int, eps: float) -> float | None:
         if self.rounds.period:
@@ -153,7 +174,8 @@ class Forecast:
         if not alone:
             return None
         rounds = min(1 / alone, self.round_capacity / trainers) / self.rounds.fragments
-        return eps / (trainers * self.compute.threads * self.compute.batch) / rounds
+        lanes = trainers * self.compute.threads * (self.group.homes / self.members if self.group else 1)
+        return eps / (lanes * self.compute.batch) / rounds
 
 
 def ratio(speed: float, size: float) -> float:
@@ -178,7 +200,18 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
         *_by_codec(config, servers * sync.fragments),
     )
     rows = iteration_bytes(distinct_rows(config), config.rows.layout.width) if config.topology.embedding_ps else 0.0
-    return Forecast(Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows)
+    return Forecast(
+        Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows, group_of(config)
+    )
+
+
+def group_of(config: Config) -> GroupWork | None:
+    """What the members of a group do for each other; None without groups."""
+    topology = config.topology
+    if topology.group == 1:
+        return None
+    homes = [member for member in range(topology.group) if topology.is_home(member)]
+    return work_of(config.network, config.places, config.data.batch_size, homes)
 
 
 def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None, float]:
@@ -222,14 +255,18 @@ def arithmetic(found: Forecast) -> list[str]:
     threads = f"{found.compute.threads} thread{'s' * (found.compute.threads > 1)}"
     lines = [f"  dense step: batch {found.compute.batch} x {threads} / {found.compute.step * 1e3:g} ms"]
     if found.rounds.period and found.rounds.partner:
-        pause = f" + a round of {_ms(found.round_seconds(2))} every {found.rounds.period:g} iterations"
+        pause = f" + a round of {_ms(found.round_seconds(2 * found.members))} every {found.rounds.period:g} iterations"
         lines[0] = f"{lines[0]}{pause}" + (" (at 2 trainers)" if found.rounds.partner == ALL_TRAINERS else "")
-    lines[0] += f" = {found.trainer_eps(2 if found.rounds.partner else 1):,.0f} EPS a trainer"
+    if found.group:
+        lines += found.group.describe(found.compute.step, found.compute.threads, found.links.trainer)
+    least = found.members * (2 if found.rounds.partner else 1)
+    lines[-1] += f" = {found.trainer_eps(least):,.0f} EPS a trainer"
     there, back = found.rounds.there_and_back
     if found.rounds != found.rounds.dense:
         faster = ""
         if math.isfinite(found.round_link):
-            gain = found.dense.round_seconds(2) / found.round_seconds(2)
+            two = 2 * found.members
+            gain = found.dense.round_seconds(two) / found.round_seconds(two)
             faster = f": a round is {gain:,.1f} times as fast where the link is its limit"
         lines.append(f"  codec: {_mb(there)} there and {_mb(back)} back, of {_mb(found.rounds.bytes)} each{faster}")
     if found.rounds.partner == SYNC_PS:
@@ -253,7 +290,7 @@ def arithmetic(found: Forecast) -> list[str]:
 
 def first_full(found: Forecast) -> list[str]:
     """The number of trainers that saturates each kind of server link, and whether that limits examples per second."""
-    one = found.trainer_eps(1 if found.rounds.partner != ALL_TRAINERS else 2)
+    one = found.trainer_eps(found.members * (1 if found.rounds.partner != ALL_TRAINERS else 2))
     room = {name: most / one for name, most in found.link_capacity.items() if math.isfinite(most)}
     beside = math.isfinite(found.round_capacity) and not found.rounds.period
     full = {SYNC: BACK_TO_BACK, **room} if beside else room

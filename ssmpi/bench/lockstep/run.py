@@ -33,7 +33,7 @@ from ssmpi.comm.shared_memory import PrivateMemory
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import DenseStep
 from ssmpi.core.quality import Quality
-from ssmpi.core.settings import EXAMPLES, positive, within
+from ssmpi.core.settings import EXAMPLES, positive, require, within
 from ssmpi.data.batch import Batch
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
@@ -147,6 +147,11 @@ class LockstepRun:
     def __init__(self, config: Config, lockstep: Lockstep) -> None:
         torch.set_num_threads(1)
         self.config, self._lockstep, topology = config, lockstep, config.topology
+        require(
+            topology.group == 1,
+            f"topology.group = {topology.group}: in lockstep a group is one trainer with the threads of all its homes: "
+            f"set topology.group = 1, trainers = {topology.replicas} and threads = {topology.replica_lanes}",
+        )
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         self._placement = place(self._reader.manifest.cardinalities, 1)
         self.tables = LocalTables(Arena(config.rows, self._placement, 0, lockstep.embedding))

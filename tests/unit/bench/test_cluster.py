@@ -252,6 +252,23 @@ def test_a_run_file_is_taken_as_it_is(tmp_path, small_data):
         forecast.forecast(read(tmp_path, small_data, *SYNCHRONOUS), 0.02, LinkSpeeds())
 
 
+def test_a_group_is_predicted_by_its_parts_and_not_emulated(tmp_path, small_data):
+    """``data``: every lane sends its gradients of half of the parameters, and gets the weights."""
+    config = read(tmp_path, small_data, "sync.algorithm=ma", "topology.trainers=4", "topology.group=2")
+    found = forecast.forecast(config, 0.02, LinkSpeeds(trainer=10e6))
+    assert found.rounds.bytes == 4 * dense_parameters(config)
+    parameters = 4 * config.network.parameters
+    assert found.of(4).eps == pytest.approx(4 * 32 / (0.02 + parameters / 10e6))
+    text = forecast.describe(config, 0.02, LinkSpeeds(trainer=10e6), [2, 8])
+    assert "by the cycle of its 2 lanes: 100% of a step, 0.22 MB to wait for" in text
+    first = read(tmp_path, small_data, "topology.trainers=4", "topology.group=2", "hierarchy.homes=first")
+    assert forecast.forecast(first, 0.02, LinkSpeeds()).of(4).eps == pytest.approx(2 * 32 / 0.02)
+    base = tmp_path / "base.toml"
+    base.write_text(f'data.folder = "{small_data}"\ntopology.group = 2\ntopology.trainers = 2')
+    with pytest.raises(SettingsError, match="does not emulate groups"):
+        cluster.expected(cluster.ClusterOptions(folder=tmp_path), Scenario(), base)
+
+
 SYNCHRONOUS = ("sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1")
 
 

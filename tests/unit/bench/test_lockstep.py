@@ -227,6 +227,12 @@ def test_a_case_that_is_there_twice_is_refused(tmp_path, small_data, texts):
         paired.cases_of(texts, lambda words: write_run_file(tmp_path, small_data, *words), Lockstep())
 
 
+def test_a_group_is_refused_with_what_it_is_in_lockstep(tmp_path, small_data):
+    """It was told to set two trainers, of four."""
+    with pytest.raises(SettingsError, match=r"set topology\.group = 1, trainers = 2 and threads = 6"):
+        in_lockstep(tmp_path, small_data, "topology.trainers=4", "topology.threads=3", "topology.group=2")
+
+
 def test_an_algorithm_without_lockstep_rounds_is_refused(tmp_path, small_data):
     with pytest.raises(SettingsError, match="none, bmuf, ma, slowmo, easgd, async_ps"):
         in_lockstep(tmp_path, small_data, "sync.algorithm=gossip", "topology.trainers=2")
