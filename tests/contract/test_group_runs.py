@@ -99,6 +99,16 @@ CENTER = ("topology.sync_ps=2", "sync.fragments=3")
 BY = {"ma": (), "bmuf": (), "gossip": (), "easgd": CENTER, "async_ps": CENTER}
 
 
+@pytest.mark.parametrize("algorithm", ["easgd", "async_ps"])
+def test_at_a_fixed_rate_every_lane_has_rounds_of_its_own_on_each_member(tmp_path, small_data, algorithm):
+    """One after four of its iterations, wherever its parameters are; and one at the end of the part."""
+    fixed = ("sync.pace=fixed_rate", "sync.every_iterations=4", "topology.sync_ps=1", f"sync.algorithm={algorithm}")
+    run = train_over_threads(tmp_path, small_data, *PAIRS, *fixed, "data.handout=static")
+    assert run.result["examples"] == 6_000
+    assert run.result["sync_gap_thread"] == pytest.approx(60 / 4 / (15 // 4 + 1), rel=0.2)
+    assert run.result["sync_gap_trainer"] == 2 * run.result["sync_gap_thread"]
+
+
 def killed_pairs(folder, data, algorithm, *settings):
     """Two groups of two, of which a trainer was killed in the midst of a part."""
     given = (*PAIRS, *settings, *BY[algorithm], f"sync.algorithm={algorithm}", "evaluate.split=none")
