@@ -13,7 +13,7 @@ from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
 from ssmpi.roles import trainer
 from ssmpi.roles.progress import Progress
 from ssmpi.run.requirements import kept_memory, placement_of
-from ssmpi.tools import score
+from ssmpi.tools import inspect, score
 
 ONE = ("embedding.prefetch=false", "data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
 PAIR = ("topology.trainers=2", "topology.group=2", 'hierarchy.homes="first"')
@@ -68,6 +68,7 @@ def test_a_group_stopped_anywhere_goes_on_by_other_plans_to_the_same_bits(tmp_pa
     run = in_pieces(tmp_path / "cut", small_data, stop_after, [(stages, 7), (data, 30), (data, 31), (stages, None)])
     assert_same(run, reference)
     np.testing.assert_array_equal(run.losses(), reference.losses())
+    assert "by 2 x 1 threads in groups of 2, 1 embedding PSs" in inspect.describe(run.folder, checksums=False)[0]
 
 
 def test_groups_resume_what_a_trainer_alone_has_saved_and_the_other_way_round(tmp_path, small_data, stop_after):

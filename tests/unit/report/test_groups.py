@@ -27,6 +27,13 @@ def group(values, seeds=None):
     return Group({"run": "x"}, [record(v, s) for v, s in zip(values, seeds or range(len(values)), strict=True)])
 
 
+def test_examples_in_flight_are_those_of_trainers_that_read():
+    groups = {"topology.group": 2, "hierarchy.homes": "all"}
+    assert [record(0.5, **more).elp for more in ({}, groups, {**groups, "hierarchy.homes": "first"})] == [
+        128 * 2 * 4, 128 * 2 * 4, 128 * 2 * 2,
+    ]  # fmt: skip
+
+
 @given(VALUES)
 def test_mean_and_standard_error_are_those_of_scipy(values):
     found = estimate(values)
