@@ -63,7 +63,7 @@ class Group:
         self.replicas = [Replica(network, precision, seed=3, part=part) for part in parts]
         self.optimizers = [dense_optimizer(options, replica) for replica in self.replicas]
         self.parts = [transform(network, places, member, home) for member in range(places.group)]
-        self.post, self.found = Post(self.parts[0]), []
+        self.post, self.found, self.moved = Post(self.parts[0]), [], False
 
     def train(self, batches):
         """Logits and gradients of the rows of each batch."""
@@ -82,6 +82,7 @@ class Group:
         for thread in (home, *helpers):
             thread.join()
         assert not failures, failures
+        assert not self.moved, "the home stepped copies of what others own"
         found, self.found = self.found, []
         return found
 
@@ -94,11 +95,13 @@ class Group:
     def _train(self, batches):
         replica = self.replicas[self.home]
         model = HomeModel(self.parts[self.home], replica.weights, replica.precision, self.post.channel(self.home))
-        optimizer = HomeOptimizer(self.optimizers[self.home])
+        optimizer, copies = HomeOptimizer(self.optimizers[self.home]), replica.weights[replica.vector.size :]
         for number, batch in enumerate(batches):
             logits, by_rows = model.forward_backward(*batch)
             self.found.append((logits.copy(), by_rows.copy()))
+            before = copies.tobytes()
             optimizer.step(model, 1 - number / 100)
+            self.moved |= copies.tobytes() != before
         model.close()
 
     def whole(self, vectors):
