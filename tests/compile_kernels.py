@@ -29,6 +29,7 @@ RUNS = (
     *(("topology.trainers=2", f"sync.algorithm={name}") for name in ("ma", "bmuf", "slowmo", "gossip")),
     *(("topology.trainers=2", "topology.sync_ps=1", f"sync.algorithm={name}") for name in ("easgd", "async_ps")),
     ("topology.trainers=2", "topology.sync_ps=1", "sync.algorithm=async_ps", "sync.codec=threshold:0.9"),
+    ("topology.trainers=2", "topology.group=2", "hierarchy.transport=messages"),
     ("topology.trainers=2", "sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1"),
 )
 
