@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.mailbox import Mailboxes
     from ssmpi.core.protocols import Arrival, MPIRequest
 
-POLLING = WaitOptions(longest_sleep_us=200.0)
+POLLING = WaitOptions(longest_sleep_us=50.0)
 
 
 class Mover:
@@ -54,13 +54,12 @@ class Mover:
         self._ended.set()
 
     def move(self) -> bool:
-        """Start and complete what can be; whether a message is on its way."""
-        self._send()
-        self._receive()
-        return bool(self._leaving or self._coming)
+        """Start and complete what can be; whether a message is on its way, or was."""
+        sending, receiving = self._send(), self._receive()
+        return sending or receiving
 
-    def _send(self) -> None:
-        """Start sending what was posted; a message that has left makes room for the next one."""
+    def _send(self) -> bool:
+        """Start sending what was posted; a message that has left makes room for the next one. Whether there was any."""
         find_full(self._outgoing, self._full)
         for place in np.flatnonzero(self._full):
             number = self._mailboxes.outgoing[place]
@@ -69,15 +68,17 @@ class Mover:
                     self._mailboxes.message(number), self._mailboxes.boxes[number].reader, number
                 )
                 self._leaving[number] = request, time.monotonic()
-        for number, (request, since) in list(self._leaving.items()):
+        leaving = list(self._leaving.items())
+        for number, (request, since) in leaving:
             if request.Test():
                 del self._leaving[number]
                 mark_empty(self._mailboxes.addresses[number])
             elif time.monotonic() - since > self._mailboxes.waiting.time_limit_seconds:
                 raise self._mailboxes.error(number, LATE)
+        return bool(leaving)
 
-    def _receive(self) -> None:
-        """Receive what has arrived, each into its mailbox once that is empty."""
+    def _receive(self) -> bool:
+        """Receive what has arrived, each into its mailbox once that is empty. Whether there was any."""
         while found := self._group.next_arrival():
             self._arrived.append(found)
         waiting: list[Arrival] = []
@@ -88,7 +89,9 @@ class Mover:
             else:
                 self._coming[number] = arrival.receive(self._mailboxes.room(number))
         self._arrived = waiting
-        for number, request in list(self._coming.items()):
+        coming = list(self._coming.items())
+        for number, request in coming:
             if request.Test():
                 del self._coming[number]
                 mark_full(self._mailboxes.addresses[number])
+        return bool(coming)
