@@ -232,6 +232,7 @@ def test_a_lost_host_is_replaced_in_the_same_allocation(slurm, place, launcher, 
     slurm.until(lambda: slurm.states() == {"idle"}, "all hosts are idle")
 
 
+@pytest.mark.timeout(900)  # SLURM's daemons are slow to start jobs on a busy machine
 def test_the_other_batch_files_do_what_they_say(slurm, place):
     """Train, prepare in parallel, evaluate, and a study of two variants; all as they lie in jobs/, on smaller nodes."""
     slurm.run("head", "ssmpi-prepare", "synthesize", "raw", "--rows", "3000", folder=place, environ=slurm.environ)
@@ -246,7 +247,7 @@ def test_the_other_batch_files_do_what_they_say(slurm, place):
     }  # fmt: skip
     numbers = {name: slurm.submit("sbatch", *words, folder=place) for name, words in tasks.items()}
     for name, number in numbers.items():
-        states = slurm.until(lambda number=number: slurm.final_states(number), f"{name} ends", 120)
+        states = slurm.until(lambda number=number: slurm.final_states(number), f"{name} ends", 300)
         said = "".join(path.read_text() for path in sorted(place.glob(f"{name}-{number}*.log")))
         assert states == {"COMPLETED"}, said
         if name == "evaluate":
