@@ -25,7 +25,7 @@ def row_gradient_bytes(rows: float, dim: int) -> float:
 
 
 class StepAgreement(Protocol):
-    """See ``Synchronous``."""
+    """See ``synchronous.CommonStep``."""
 
     def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
         """Share of the examples, common factor, and how many rows each trainer sends to each other."""

@@ -31,6 +31,7 @@ from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.round_context import RoundContext
 from ssmpi.sync.rows import SynchronousRows
 
 
@@ -50,11 +51,10 @@ class Synchronous(NoSync):
         super().__init__(options, exchange)
         context = self.context
         self.idle = context.replicas.size == 1  # one trainer alone steps on its own
-        self._average = Average(context.replicas, context.waiting, self.weights.size)
-        self._rows = SynchronousRows(self, context)
+        self._step = CommonStep(context, exchange, self.weights.size)
+        self._rows = SynchronousRows(self._step, context)
         if not self.idle:
             self.rows = self._rows
-        self._examples, self._factor, self._began = 0.0, 1.0, 0.0
 
     @classmethod
     def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
@@ -89,7 +89,26 @@ class Synchronous(NoSync):
 
     def optimizer(self, thread: int) -> DenseStep:
         """Steps by the gradients of all trainers."""
-        return super().optimizer(thread) if self.idle else SynchronousStep(self)
+        return super().optimizer(thread) if self.idle else self._step
+
+    def close(self) -> None:
+        """Take the others' steps too, so that this replica stays equal to theirs, until no trainer has examples."""
+        if self.idle:
+            return
+        model = self.context.local.thread_model()
+        taken = True
+        while taken:
+            self._rows.follow()
+            taken = self._step.take(model)
+
+
+class CommonStep:
+    """The step that all trainers take together, by the mean of their gradients, float32 (``parameters``,)."""
+
+    def __init__(self, context: RoundContext, exchange: Exchange, parameters: int) -> None:
+        self._context, self._exchange = context, exchange
+        self._average = Average(context.replicas, context.waiting, parameters)
+        self._examples, self._factor, self._began = 0.0, 1.0, 0.0
 
     def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
         """What all trainers need to know about a step before they take it; called first in every step.
@@ -97,12 +116,12 @@ class Synchronous(NoSync):
         ``counts`` int (trainers,) says how many rows go to whom. Returns this trainer's share of the examples, the
         learning-rate factor, a mean over all examples, and the counts of all, (trainers, trainers).
         """
-        rank, size = self.context.replicas.rank, self.context.replicas.size
+        rank, size = self._context.replicas.rank, self._context.replicas.size
         self._began = time.monotonic()
         words = np.zeros(2 + size * size)
         words[:2] = examples, examples * factor
         words[2:].reshape(size, size)[rank] = counts
-        wait(self.context.replicas.iallreduce(words), self.context.waiting, "the other trainers' step")
+        wait(self._context.replicas.iallreduce(words), self._context.waiting, "the other trainers' step")
         total = words[0]
         self._examples, self._factor = float(examples), words[1] / max(total, 1.0)
         return examples / total if total else 0.0, self._factor, words[2:].reshape(size, size).astype(int)
@@ -114,27 +133,10 @@ class Synchronous(NoSync):
         if mean is None:
             return False
         gradients[:] = mean
-        self.context.local.optimizer.step(model, self._factor)
-        self.exchange.count(time.monotonic() - self._began, 0.0)
+        self._context.local.optimizer.step(model, self._factor)
+        self._exchange.count(time.monotonic() - self._began, 0.0)
         return True
 
-    def close(self) -> None:
-        """Take the others' steps too, so that this replica stays equal to theirs, until no trainer has examples."""
-        if self.idle:
-            return
-        model = self.context.local.thread_model()
-        taken = True
-        while taken:
-            self._rows.follow()
-            taken = self.take(model)
-
-
-class SynchronousStep:
-    """The algorithm as a ``DenseStep``."""
-
-    def __init__(self, synchronizer: Synchronous) -> None:
-        self._synchronizer = synchronizer
-
     def step(self, model: DenseModel, factor: float) -> None:
-        """One step; the factor of all trainers is agreed on with the rows."""
-        self._synchronizer.take(model)
+        """As ``DenseStep``; the factor of all trainers is agreed on with the rows."""
+        self.take(model)
