@@ -20,7 +20,7 @@ SlurmctldHost=head({head})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
-AuthInfo=cred_expire=5
+AuthInfo=cred_expire=8
 CredType=cred/none
 StateSaveLocation={state}/slurm
 SlurmdSpoolDir=/var/spool/slurmd
@@ -51,7 +51,7 @@ SlurmdParameters=config_overrides
 NodeName=h[1-{count}] NodeAddr={network}.[1-{count}] CPUs={cores} RealMemory=4000 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=1:00:00 State=UP PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=1:00:00 State=UP PriorityTier=2
-"""  # cred_expire: a requeued job starts after 5 s, not 120; SlurmdTimeout: a lost host is seen in about 20 s
+"""  # cred_expire: a requeued job starts after 8 s, not 120; SlurmdTimeout: a lost host is seen in about 20 s
 NAME_PMIX = f"""
 set -e
 cp -a {PMIX_FOLDER} /run/pmix && ln -sf libpmix.so.2 /run/pmix/libpmix.so && mount --bind /run/pmix {PMIX_FOLDER}

@@ -242,6 +242,24 @@ def test_losing_the_first_trainers_host_is_full_recovery(hosts, launch):
         assert hosts.run(host, "sh", "-c", "ls -R /dev/shm") == "/dev/shm:\n"
 
 
+def test_a_host_that_comes_back_is_found_at_once(hosts):
+    """By those that knew it before the crash: SLURM's credentials for h2 expired while h1 sought it for 35 s."""
+    serve = "import socket; socket.create_server(('', 9000)).accept()"
+    connect = "import socket, sys; socket.create_connection((sys.argv[1], 9000), timeout=15)"
+
+    def reached(within=START_UP):
+        server = subprocess.Popen(hosts.on("h2", sys.executable, "-c", serve))
+        listening = ("sh", "-c", "until ss -tln | grep -q :9000; do sleep 0.1; done")
+        hosts.run("h2", *listening, timeout=within)
+        hosts.run("h1", sys.executable, "-c", connect, hosts.address("h2"))
+        server.wait(within)
+
+    reached()
+    hosts.crash("h2")
+    hosts.boot("h2")
+    reached()
+
+
 def test_hosts_end_with_whoever_started_them(tmp_path):
     """Also when that is killed: no process, namespace or network is left behind by a test that was."""
     script = (

@@ -110,10 +110,13 @@ class VirtualHosts:
         return f"{NETWORK}.{int(name[1:])}"
 
     def boot(self, name: str) -> None:
-        """Start a host, the first time or after a crash."""
+        """Start a host, the first time or after a crash. Its hardware address stays, as a real one's does: the
+        hosts that know it would not find another for half a minute.
+        """
         self._start(name, self._enter("head"), OWN.format(name=name, shared=self._shared))
         n, pid = name[1:], self._pids[name]
-        self.head_network("ip", "link", "add", f"v{n}", "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        its_end = ("name", "eth0", "address", f"02:00:00:00:00:{int(n):02x}", "netns", str(pid))
+        self.head_network("ip", "link", "add", f"v{n}", "type", "veth", "peer", *its_end)
         self.head_network("ip", "link", "set", f"v{n}", "master", "switch", "up")
         self.run(name, "ip", "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
         self.run(name, "ip", "link", "set", "eth0", "up")
