@@ -156,6 +156,10 @@ def places_of(texts: Sequence[str], network: Network, group: int) -> Places:
             "group's members compute compiled ones only: set topology.group = 1"
         )
     rules = [rule_of(text) for text in texts]
+    names = [operator.name for operator in network.operators]
+    for rule in rules:
+        if not any(fnmatchcase(name, rule.pattern) for name in names):
+            raise SettingsError(f"rule {rule.text!r} matches no operator{suggestion(rule.pattern, names)}")
     used, of, rounded = set[str](), dict[str, Place](), set[str]()
     for operator in network.operators:
         rule = _first(rules, network, operator)
@@ -165,8 +169,8 @@ def places_of(texts: Sequence[str], network: Network, group: int) -> Places:
         of[operator.name] = rule.place
         if rule.rounded:
             rounded.add(operator.name)
-    for rule in rules:
-        _refuse_unused(rule, used, network)
+    if hidden := [rule.text for rule in rules if rule.text not in used]:
+        raise SettingsError(f"rule {hidden[0]!r}: rules before it match all its operators: remove it, or put it first")
     return Places(group, of, frozenset(rounded))
 
 
@@ -180,15 +184,6 @@ def _first(rules: Sequence[Rule], network: Network, operator: Operator) -> Rule:
             f"operator {operator.name!r} has parameters, and none of the rules matches it: add '{operator.name}: home'"
         )
     return Rule("", "", AtHome(), False)
-
-
-def _refuse_unused(rule: Rule, used: set[str], network: Network) -> None:
-    if rule.text in used:
-        return
-    names = [operator.name for operator in network.operators]
-    if any(fnmatchcase(name, rule.pattern) for name in names):
-        raise SettingsError(f"rule {rule.text!r}: rules before it match all its operators: remove it, or put it first")
-    raise SettingsError(f"rule {rule.text!r} matches no operator{suggestion(rule.pattern, names)}")
 
 
 def data(network: Network, group: int) -> list[str]:

@@ -43,6 +43,7 @@ def test_the_first_rule_that_matches_decides():
         ([": home"], "rule ': home' is not of the form"),
         (["top.*:"], "rule 'top.*:': '' is not a place"),
         (["tip.*: 1", "*: home"], "rule 'tip.*: 1' matches no operator; did you mean 'top."),
+        (["botom.*: 1"], "rule 'botom.*: 1' matches no operator; did you mean 'bottom."),
         (["*: home", "top.0: 1"], "rule 'top.0: 1': rules before it match all its operators: remove it, or put it fir"),
         (["*: 2"], "rule '*: 2': operator 'bottom.0': topology.group = 2 has members 0 to 1: name one of them"),
         (["top.*: columns", "*: home"], "operator 'top.4': it has fewer columns (1) than the group has members (2): p"),
