@@ -13,86 +13,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from ssmpi.core.errors import SettingsError
+from ssmpi.model.edges import Edge, Mailbox, Receive, Send
 from ssmpi.model.network import DENSE, Inputs, Linear, Network, Operator, Parameter, floats_in
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.places import Places, Shares
-
-
-@dataclass(frozen=True)
-class Edge:
-    """``columns`` of a ``value`` go from member ``source`` to member ``reader``, once for each piece of a batch; with
-    ``gradient`` theirs comes back. ``bf16``: both are rounded to bfloat16.
-    """
-
-    value: str
-    columns: slice
-    source: int
-    reader: int
-    bf16: bool
-    gradient: bool
-
-    @property
-    def width(self) -> int:
-        """Numbers an example."""
-        return self.columns.stop - self.columns.start
-
-    @property
-    def message(self) -> int:
-        """Bytes an example."""
-        return self.width * (2 if self.bf16 else 4)
-
-    @property
-    def back(self) -> int:
-        """Bytes an example that come back."""
-        return self.message * self.gradient
-
-
-@dataclass(frozen=True)
-class Send:
-    """A value computed here leaves by the edge of that number."""
-
-    value: str
-    edge: int
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """What it reads."""
-        return (self.value,)
-
-
-@dataclass(frozen=True)
-class Receive:
-    """A value ``width`` floats wide, put together from ``edges`` and, if this member computed some of its columns
-    itself, from its own value ``own``, which begins at column ``first``.
-    """
-
-    name: str
-    width: int
-    edges: tuple[int, ...]
-    own: str = ""
-    first: int = 0
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """What it reads here."""
-        return (self.own,) if self.own else ()
-
 
 Item = Operator | Send | Receive
 
 FACTOR = 2  # floats that hold a rate's factor, a float64, or a number of examples
 LINE = 16  # floats of a cache line, at which copies begin
-
-
-class Mailbox(NamedTuple):
-    """What carries one kind of messages of a lane: from a member to another, at most ``size`` bytes each."""
-
-    sender: int
-    reader: int
-    size: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ssmpi.model.edges import Receive, Send
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
     DENSE,
@@ -27,7 +28,7 @@ from ssmpi.model.network import (
     floats_in,
 )
 from ssmpi.model.onednn_gemm import Layer, copies_of
-from ssmpi.model.part import Item, Part, Receive, Send, whole
+from ssmpi.model.part import Item, Part, whole
 
 ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input

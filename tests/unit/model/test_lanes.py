@@ -15,6 +15,7 @@ from test_parts import tagged
 
 from ssmpi.comm.mailbox import LATE, PAYLOAD, room
 from ssmpi.model import brgemm
+from ssmpi.model.edges import Receive, Send
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HelperModel, HomeModel, HomeOptimizer
 from ssmpi.model.messages import Channel
@@ -22,7 +23,7 @@ from ssmpi.model.network import DENSE, Inputs
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
 from ssmpi.model.parameters import by_name
-from ssmpi.model.part import Receive, Send, bytes_of_step, transform
+from ssmpi.model.part import bytes_of_step, transform
 from ssmpi.model.places import PLANS, Columns, places_of
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica

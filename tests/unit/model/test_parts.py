@@ -10,8 +10,9 @@ from test_networks import networks
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ssmpi.model import reference
+from ssmpi.model.edges import Receive, Send
 from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Linear
-from ssmpi.model.part import Receive, Send, transform, whole
+from ssmpi.model.part import transform, whole
 from ssmpi.model.places import places_of
 
 
