@@ -181,7 +181,7 @@ class Mailboxes:
         self.limit = int(waiting.time_limit_seconds * SECOND)  # ns, for ``post`` and ``take``
         self.addresses = np.zeros(len(self.boxes), np.int64)
         memory: Memory = SharedMemory() if mapped and hasattr(os, "memfd_create") else PrivateMemory()
-        self._messages = dict[int, np.ndarray]()
+        self._sizes, self._payloads = dict[int, np.ndarray](), dict[int, np.ndarray]()  # of those in its memory
         mine, sent = ([n for n, box in enumerate(self.boxes) if box[end] == group.rank] for end in (1, 0))
         self._memory = [self._lay_out(memory, mine)]
         addresses = group.gather(memory.address)
@@ -199,13 +199,13 @@ class Mailboxes:
         return AssertionError(f"mailbox {number}: {other} and this rank disagree on the size of a message")
 
     def message(self, number: int) -> np.ndarray:
-        """The message in a mailbox of this rank's memory, with its size, uint8."""
-        found = self._messages[number]
-        return found[: PAYLOAD - SIZE + int(found[: PAYLOAD - SIZE].view(np.int64)[0])]
+        """The payload in a mailbox of this rank's memory, uint8."""
+        return self._payloads[number][: int(self._sizes[number][0])]
 
-    def room(self, number: int) -> np.ndarray:
-        """Room for any message there, uint8."""
-        return self._messages[number]
+    def room(self, number: int, size: int) -> np.ndarray:
+        """Room there for a payload of that size, which the mailbox notes, uint8."""
+        self._sizes[number][0] = size
+        return self._payloads[number][:size]
 
     def _lay_out(self, memory: Memory, numbers: Sequence[int]) -> np.ndarray:
         """Place these mailboxes in memory of this rank, empty."""
@@ -213,8 +213,9 @@ class Mailboxes:
         found = memory.allocate(places[-1])
         found[:] = 0
         self.addresses[numbers] = found.ctypes.data + np.array(places[:-1], np.int64)
-        rooms = zip(numbers, places, strict=False)
-        self._messages.update((n, found[at + SIZE : at + PAYLOAD + self.boxes[n].size]) for n, at in rooms)
+        for number, at in zip(numbers, places, strict=False):
+            self._sizes[number] = found[at + SIZE : at + PAYLOAD].view(np.int64)
+            self._payloads[number] = found[at + PAYLOAD :][: self.boxes[number].size]
         return found
 
     def _map(self, reader: int, address: bytes) -> bool:

@@ -87,7 +87,7 @@ class Mover:
             if number in self._coming or is_full(self._mailboxes.addresses[number]):
                 waiting.append(arrival)
             else:
-                self._coming[number] = arrival.receive(self._mailboxes.room(number))
+                self._coming[number] = arrival.receive(self._mailboxes.room(number, arrival.size))
         self._arrived = waiting
         coming = list(self._coming.items())
         for number, request in coming:
