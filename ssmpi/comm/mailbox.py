@@ -160,11 +160,18 @@ def _copy(values: np.ndarray, out: np.ndarray, add: bool) -> None:
 
 
 class Box(NamedTuple):
-    """A mailbox's sender and reader, by rank in the group's conversation, and the most bytes of a payload."""
+    """A mailbox's sender and reader, by rank in the group's conversation, the most bytes of a payload, and the entries
+    in so many bytes, which results count.
+    """
 
     source: int
     reader: int
     size: int
+    entries: int = 0
+
+    def entries_in(self, size: int) -> int:
+        """The entries in a payload of that size."""
+        return size * self.entries // max(1, self.size)
 
 
 class Mailboxes:
@@ -175,7 +182,7 @@ class Mailboxes:
     """
 
     def __init__(
-        self, group: Conversation, boxes: Iterable[tuple[int, int, int]], waiting: WaitOptions, *, mapped: bool = True
+        self, group: Conversation, boxes: Iterable[tuple[int, ...]], waiting: WaitOptions, *, mapped: bool = True
     ) -> None:
         self.group, self.boxes, self.waiting = group, [Box(*each) for each in boxes], waiting
         self.limit = int(waiting.time_limit_seconds * SECOND)  # ns, for ``post`` and ``take``

@@ -64,10 +64,9 @@ class Mover:
         for place in np.flatnonzero(self._full):
             number = self._mailboxes.outgoing[place]
             if number not in self._leaving:
-                request = self._group.isend(
-                    self._mailboxes.message(number), self._mailboxes.boxes[number].reader, number
-                )
-                self._leaving[number] = request, time.monotonic()
+                message, box = self._mailboxes.message(number), self._mailboxes.boxes[number]
+                self._group.meter.traffic.add_group_entries(box.entries_in(message.nbytes))
+                self._leaving[number] = self._group.isend(message, box.reader, number), time.monotonic()
         leaving = list(self._leaving.items())
         for number, (request, since) in leaving:
             if request.Test():

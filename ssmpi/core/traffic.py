@@ -3,8 +3,8 @@
 A message between a trainer and a server is counted by the trainer, in whichever direction it goes; one between two
 trainers by its sender; an all-reduce of n trainers as 2 (n - 1) / n of its vector on each of them, what a ring sends,
 and as one message. So the sum over all trainers is the total traffic. Rows, rounds and steps of a group in shared
-memory cause none: such rows are counted as ``rows_in_place``. ``entries`` counts what codecs were given,
-``entries_sent`` what they sent. MPI and network headers are not counted.
+memory cause none: such rows are counted as ``rows_in_place``. ``entries_group`` counts the numbers that edges of groups
+carry, ``entries`` what codecs were given, ``entries_sent`` what they sent. MPI and network headers are not counted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ class Link(IntEnum):
 LINKS = tuple(link.name.lower() for link in Link)
 BYTES = tuple(f"bytes_{name}" for name in LINKS)
 MESSAGES = tuple(f"messages_{name}" for name in LINKS)
-ROWS, ENTRIES, SENT = "rows_in_place", "entries", "entries_sent"
-COUNTED = (*BYTES, *MESSAGES, ROWS, ENTRIES, SENT)  # the order of ``Traffic.totals``
-_FIRST_MESSAGES, _ROWS, _ENTRIES, _SENT = map(COUNTED.index, (MESSAGES[0], ROWS, ENTRIES, SENT))
+ROWS, GROUP_ENTRIES, ENTRIES, SENT = "rows_in_place", "entries_group", "entries", "entries_sent"
+COUNTED = (*BYTES, *MESSAGES, ROWS, GROUP_ENTRIES, ENTRIES, SENT)  # the order of ``Traffic.totals``
+_FIRST_MESSAGES, _ROWS, _GROUP_ENTRIES, _ENTRIES, _SENT = map(
+    COUNTED.index, (MESSAGES[0], ROWS, GROUP_ENTRIES, ENTRIES, SENT)
+)
 
 
 class Traffic:
@@ -55,6 +57,11 @@ class Traffic:
         """Count rows that were read or updated in place."""
         if self.on:  # in every step, so without a call
             (self._of_threads.get(get_ident()) or self._mine())[_ROWS] += rows
+
+    def add_group_entries(self, entries: int) -> None:
+        """Count numbers that an edge of a group carries."""
+        if self.on:
+            self._mine()[_GROUP_ENTRIES] += entries
 
     def add_entries(self, entries: int, sent: int) -> None:
         """Count the entries of a vector, and how many of them a codec sent."""

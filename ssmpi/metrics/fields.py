@@ -43,6 +43,10 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
         }.items()
     },
     "rows_in_place": ((TRAIN,), "rows read or updated in memory of this host in this window, without messages"),
+    "entries_group": (
+        (TRAIN,),
+        "numbers that the edges of groups carried in this window, by MPI: `jobs/guide/groups.md`",
+    ),
     "density": (
         (TRAIN,),
         "share of the entries that pushes sent in this window, if `sync.codec` is not `dense`",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.core.traffic import BYTES, COUNTED, ENTRIES, LINKS, MESSAGES, ROWS, SENT
+from ssmpi.core.traffic import BYTES, COUNTED, ENTRIES, GROUP_ENTRIES, LINKS, MESSAGES, ROWS, SENT, Link
 
 
 class TrafficLog:
@@ -26,10 +26,10 @@ class TrafficLog:
         return dict(zip(COUNTED, self._totals().tolist(), strict=True))
 
     def window(self) -> dict[str, float]:
-        """Bytes, rows and, where a codec encodes, density since the last call."""
+        """Bytes, rows, entries of groups and, where a codec encodes, density since the last call."""
         before, self._window = self._window, self._totals()
         growth = dict(zip(COUNTED, (self._window - before).tolist(), strict=True))
-        return {name: growth[name] for name in (*BYTES, ROWS)} | density(growth)
+        return {name: growth[name] for name in (*BYTES, ROWS, GROUP_ENTRIES)} | density(growth)
 
     def _totals(self) -> np.ndarray:
         total: np.ndarray = self._earlier + self._reported.sum(axis=0)
@@ -42,8 +42,11 @@ def density(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def nested(totals: Mapping[str, float]) -> dict[str, Any]:
-    """As ``result.json`` has it: ``bytes`` and ``messages`` by class of link, rows in place among the former; and the
-    ``density`` of what a codec has sent.
+    """As ``result.json`` has it: ``bytes`` and ``messages`` by class of link, rows in place among the former; the
+    ``entries`` of groups; and the ``density`` of what a codec has sent.
     """
     by_link = [{link: totals[name] for link, name in zip(LINKS, names, strict=True)} for names in (BYTES, MESSAGES)]
-    return {"bytes": {**by_link[0], ROWS: totals[ROWS]}, "messages": by_link[1], **density(totals)}
+    return {
+        "bytes": {**by_link[0], ROWS: totals[ROWS]}, "messages": by_link[1],
+        "entries": {Link.GROUP.name.lower(): totals[GROUP_ENTRIES]}, **density(totals),
+    }  # fmt: skip

@@ -30,6 +30,16 @@ class Edge:
         return self.width * (2 if self.bf16 else 4)
 
     @property
+    def entries(self) -> int:
+        """Numbers an example that go."""
+        return self.width
+
+    @property
+    def entries_back(self) -> int:
+        """Numbers an example that come back."""
+        return self.entries * self.gradient
+
+    @property
     def back(self) -> int:
         """Bytes an example that come back."""
         return self.message * self.gradient
@@ -67,8 +77,11 @@ class Receive:
 
 
 class Mailbox(NamedTuple):
-    """What carries one kind of messages of a lane: from a member to another, at most ``size`` bytes each."""
+    """What carries one kind of messages of a lane: from a member to another, at most ``size`` bytes each, and in so
+    many ``entries`` of a value or its gradient.
+    """
 
     sender: int
     reader: int
     size: int
+    entries: int = 0

@@ -97,13 +97,21 @@ class Part:
         the batch), STEP (the gradients of lent parameters, and a float64, the rate's factor) and WEIGHTS (these
         parameters) of each helper.
         """
-        found = [Mailbox(edge.source, edge.reader, edge.message * examples) for edge in self.edges]
-        found += [Mailbox(edge.reader, edge.source, edge.back * examples) for edge in self.edges]
+        found = [Mailbox(e.source, e.reader, e.message * examples, e.entries * examples) for e in self.edges]
+        found += [Mailbox(e.reader, e.source, e.back * examples, e.entries_back * examples) for e in self.edges]
         for member in self.helpers:
             size = 4 * floats_in(self.lent.get(member, ()))
             found += [Mailbox(self.home, member, 8), Mailbox(self.home, member, 8 + size)]
             found.append(Mailbox(member, self.home, size))
         return found
+
+    def moved(self, examples: int, steps: int, parts: int = 0) -> int:
+        """Bytes of all messages of one lane, both directions: in so many ``steps`` on so many ``examples`` in all, and
+        in so many ``parts`` of a run, at whose ends helpers lend once more, and are closed.
+        """
+        lent, helpers = 4 * sum(map(floats_in, self.lent.values())), len(self.helpers)
+        edges = sum(edge.message + edge.back for edge in self.edges)
+        return examples * edges + steps * (2 * lent + 16 * helpers) + parts * (lent + 8 * helpers)
 
     def begin(self, helper: int) -> int:
         """The number of the mailbox in which a helper takes BEGIN; those for STEP and WEIGHTS follow it."""
@@ -246,12 +254,5 @@ class _Cut:
 
 
 def bytes_of_step(network: Network, places: Places, examples: int, homes: Sequence[int]) -> float:
-    """Bytes that a lane's step on a batch of ``examples`` moves within the group, both directions, on average over the
-    ``homes``: its edges', and gradients and new values of lent parameters.
-    """
-    total = 0
-    for home in homes:
-        part = transform(network, places, home, home)
-        total += examples * sum(edge.message + edge.back for edge in part.edges)
-        total += 8 * sum(map(floats_in, part.lent.values()))
-    return total / len(homes)
+    """Bytes that a lane's step on a batch of ``examples`` moves within the group, on average over the ``homes``."""
+    return sum(transform(network, places, home, home).moved(examples, 1) for home in homes) / len(homes)

@@ -10,6 +10,8 @@ from faults import Kill
 from runs import train_over_threads
 from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
 
+from ssmpi.config import load
+from ssmpi.model.part import transform
 from ssmpi.roles import trainer
 from ssmpi.roles.progress import Progress
 from ssmpi.run.requirements import kept_memory, placement_of
@@ -94,6 +96,20 @@ def test_the_model_of_a_group_is_scored_without_it(tmp_path, small_data, capsys)
     capsys.readouterr()
     assert score.evaluate(run.folder, "test", None) == 0
     assert f"ne {run.quality('test')['ne']:.4f}" in capsys.readouterr().out.lower()
+
+
+@pytest.mark.parametrize(
+    ("group", "rules"),
+    [(2, STAGES), (2, "hierarchy.plan=data"), (3, 'hierarchy.tags=["top.0: columns bf16", "top.*: 2", "*: home"]')],
+)
+def test_all_that_a_group_moves_is_what_its_edges_say(tmp_path, small_data, group, rules):
+    """Bytes and entries, to the last one: one lane, in two passes of two parts."""
+    members = (f"topology.trainers={group}", f"topology.group={group}", 'hierarchy.homes="first"')
+    run = train_over_threads(tmp_path, small_data, *ONE, *members, rules, "hierarchy.transport=messages")
+    config, result = load(run.folder / "run.toml"), run.result
+    part = transform(config.network, config.places, 0, 0)
+    assert result["bytes"]["group"] == part.moved(12_000, int(result["iterations"]), 4)
+    assert result["entries"]["group"] == 12_000 * sum(e.width * (1 + e.gradient) for e in part.edges)
 
 
 CENTER = ("topology.sync_ps=2", "sync.fragments=3")

@@ -84,6 +84,7 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
         "rows_in_place": total["rows_in_place"],
     }
     assert found["messages"] == {link: total[f"messages_{link}"] for link in LINKS}
+    assert found["entries"] == {"group": total["entries_group"]}
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["bytes_embedding_push"] for line in lines] == [2.0, 202.0, 2.0]
     rows = COUNTED.index("rows_in_place")

@@ -23,7 +23,7 @@ from ssmpi.model.network import DENSE, Inputs
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
 from ssmpi.model.parameters import by_name
-from ssmpi.model.part import bytes_of_step, transform
+from ssmpi.model.part import transform
 from ssmpi.model.places import PLANS, Columns, places_of
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
@@ -275,7 +275,7 @@ def test_messages_in_bfloat16_are_half_as_long():
     network = network_named("dlrm")
     plain = places_of(["bottom.*: 0", "top.*: 1"], network, 2)
     places = places_of(["bottom.*: 0 bf16", "pairs: home bf16", "top.*: 1 bf16"], network, 2)
-    assert bytes_of_step(network, places, 100, (0,)) == bytes_of_step(network, plain, 100, (0,)) / 2
+    assert transform(network, places, 0, 0).moved(1, 0) == transform(network, plain, 0, 0).moved(1, 0) / 2
     batch = batches_of(network, [600])
     (rounded,), (whole,) = Group(network, places).train(batch), One(network).train(batch)
     for found, wanted in zip(rounded, whole, strict=True):
