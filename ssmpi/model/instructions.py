@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ssmpi.model import field_kernels, gemm, kernels, messages
+from ssmpi.model import field_kernels, gemm, kernels, messages, top_k_kernels
 from ssmpi.model.gemm import Gemm
 from ssmpi.model.messages import Mail
 from ssmpi.model.program import (
@@ -36,6 +36,7 @@ from ssmpi.model.program import (
     RELU,
     ROWS_PLACE,
     SIGMOID,
+    TOP_K,
     WEIGHT,
     A,
     B,
@@ -94,6 +95,8 @@ def _forward(
         kernels.interact(a[: n * k].reshape(n, k), vectors.reshape(n, row[DETAIL], k), out)
     elif kind == COPY:
         kernels.hand_on(a, n, k, k, flat[row[DETAIL] :], m, False)
+    elif kind == TOP_K:
+        top_k_kernels.forward(row, n, a[: n * k], values, flat)
     elif kind == GATE:
         kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
     elif kind > MACHINE:
@@ -133,6 +136,8 @@ def _backward(
         kernels.interact_backward(x, vectors, by_out, by_x, by_vectors, flags & ADD_A != 0, flags & ADD_B != 0)
     elif kind == COPY and flags & BY_A:
         kernels.hand_on(flat[row[DETAIL] :], n, k, m, by_a, k, flags & ADD_A != 0)
+    elif kind == TOP_K:
+        top_k_kernels.backward(row, n, by_a[: n * k], values, flat)
     elif kind == GATE:
         b, by_b = _place(row[B], n, values, rows), _place(row[B], n, by_values, by_rows)
         by_c = _place(row[C], n, by_values, by_rows)

@@ -42,7 +42,8 @@ class ModelOptions:
     ends in 1. ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state
     and rows are float32 in either case, and so are scores. With ``center_inputs`` the first biases are initialized as
     if the inputs had mean 0; without, as in facebookresearch/dlrm, half of that layer's units start on, or off, for
-    nearly all rows.
+    nearly all rows. ``top_k`` lists operators and shares, such as ``"bottom.2: 0.95"``: behind each, this share of an
+    example's values, the smallest, become 0.
     """
 
     name: str = "dlrm"
@@ -50,6 +51,7 @@ class ModelOptions:
     center_inputs: bool = False
     bottom: tuple[int, ...] = (512, 256, 64, 16)
     top: tuple[int, ...] = (512, 256, 1)
+    top_k: tuple[str, ...] = ()
 
     dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
     deepfm: DeepFMOptions = field(default_factory=DeepFMOptions)

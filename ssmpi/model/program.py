@@ -29,18 +29,21 @@ from ssmpi.model.network import (
 )
 from ssmpi.model.onednn_gemm import Layer, copies_of
 from ssmpi.model.part import Item, Part, whole
+from ssmpi.model.top_k import TopK
 
 ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input
 
 # Kinds of instructions; those after GATE are in ``field_kernels``, those after MACHINE in ``messages``.
-LINEAR, INTERACTION, COPY, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE, SEND, RECEIVE = range(11)
+LINEAR, INTERACTION, COPY, TOP_K, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE, SEND, RECEIVE = range(12)
 
 # Columns. A, B and C are the places of inputs. DETAIL depends on the kind: the tables (INTERACTION), the first
 # column of the output (COPY, RECEIVE), whether to accumulate (ADD), the floats of a vector (SCALE, MACHINE), the first
-# column to take of each row (TAKE; BIAS is then the width of a row), or the place of the weight's copies (LINEAR).
+# column to take of each row (TAKE; BIAS is then the width of a row), the place of the weight's copies (LINEAR), or
+# where the places of an example's kept values are, as int32 (TOP_K).
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 COLUMNS = FLAGS + 1
+KEPT = WEIGHT  # of TOP_K: how many values of an example pass
 THERE, BACK = WEIGHT, BIAS  # of SEND and RECEIVE: the mailboxes of the value and of its gradient
 
 # Flags: the activation; the inputs that need gradients, and those whose gradients are accumulated.
@@ -55,8 +58,9 @@ NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so res
 @dataclass
 class Program:
     """``table`` int64 (instructions, 11) for a ``part`` of a network, or all of it; ``floats`` is the size of all
-    values per example; at home the last float is the logit. ``layers`` are the linear layers; with ``precision`` "bf16"
-    the products of those that are wide in the network are in bfloat16. ``places`` of values and parameters.
+    values per example; at home the last instruction's output is the logit. ``layers`` are the linear layers; with
+    ``precision`` "bf16" the products of those that are wide in the network are in bfloat16. ``places`` of values;
+    ``NAME.kept`` is where the places are that the ``TopK`` of that name has kept.
     """
 
     computed: Network | Part
@@ -73,13 +77,19 @@ class Program:
         self.places, self.floats = dict.fromkeys(self._pulled, ROWS_PLACE), 0
         for name, width in part.widths.items():
             if (name in read or name not in (ROWS, WEIGHTS)) and (name not in self._pulled or len(self._pulled) > 1):
-                self.places[name] = self.floats
-                self.floats += width
+                self._reserve(name, width)
+        for item in part.operators:
+            if isinstance(item, TopK):
+                self._reserve(f"{item.name}.kept", item.kept(part.widths[item.name]))
         starts = itertools.accumulate((floats_in([each]) for each in part.layout), initial=0)
         self._starts = dict(zip((name for name, _ in part.layout), starts, strict=False))
         instructions = [*self._taken_rows(), *(row for item in part.operators for row in self._of(item))]
         self.table = np.array(instructions, np.int64).reshape(-1, COLUMNS)
         _mark_gradients(self.table, self.places[DENSE] if part.widths.get(DENSE) else NOWHERE)
+
+    def _reserve(self, name: str, width: int) -> None:
+        self.places[name] = self.floats
+        self.floats += width
 
     def _taken_rows(self) -> Iterator[list[int]]:
         """The instructions that separate vectors and weights of the rows, if these have both."""
@@ -116,6 +126,9 @@ class Program:
                 for place, inputs in zip(places, widths, strict=True):
                     yield [COPY, place, NOWHERE, NOWHERE, out, inputs, width, 0, 0, column, 0]
                     column += inputs
+            case TopK():
+                kept, detail = item.kept(width), self.places[f"{item.name}.kept"]
+                yield [TOP_K, places[0], NOWHERE, NOWHERE, out, width, width, kept, 0, detail, 0]
             case Gate():
                 yield [GATE, *places, out, width, width, 0, 0, 0, 0]
             case Sum():

@@ -24,6 +24,7 @@ from ssmpi.model.network import (
     Operator,
 )
 from ssmpi.model.program import NARROWEST
+from ssmpi.model.top_k import TopK
 
 ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda values: values,
@@ -65,6 +66,13 @@ def _linear(
     return ACTIVATION[operator.activation](out)
 
 
+def _strongest(values: torch.Tensor, kept: int) -> torch.Tensor:
+    """values (batch, width) where they are among the ``kept`` largest in size of their row."""
+    order = values.detach().abs().sort(dim=1, descending=True, stable=True).indices
+    mask = torch.zeros_like(values, dtype=torch.bool).scatter_(1, order[:, :kept], True)
+    return torch.where(mask, values, torch.zeros_like(values))  # not by a product, which keeps infinities and signs
+
+
 def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
     """The output (batch, width) of one operator for ``inputs``, each (batch, its width)."""
     match operator:
@@ -80,6 +88,8 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
             return torch.cat(inputs, dim=1)
         case Gate():
             return inputs[0] * inputs[1] + inputs[2]
+        case TopK():
+            return _strongest(inputs[0], operator.kept(inputs[0].shape[1]))
         case Sum():
             return torch.stack(inputs).sum(dim=0)
         case FirstOrder():

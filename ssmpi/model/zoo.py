@@ -12,12 +12,17 @@ from ssmpi.model.dlrm import dlrm
 from ssmpi.model.logistic import logistic
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import ModelOptions
+from ssmpi.model.top_k import with_top_k
 
 NETWORKS = {"dlrm": dlrm, "dcn_v2": dcn_v2, "deepfm": deepfm, "logistic": logistic}
 
 
 def network_of(options: ModelOptions, inputs: Inputs) -> Network:
     """The network that ``[model]`` describes, over these inputs; SettingsError where they do not fit."""
+    return with_top_k(_network_of(options, inputs), options.top_k)
+
+
+def _network_of(options: ModelOptions, inputs: Inputs) -> Network:
     if custom_network.is_own(options.name):
         return custom_network.network_of(options.name, inputs)
     if options.name not in NETWORKS:

@@ -18,11 +18,12 @@ from ssmpi.checkpoint import files, model_files, saved_network
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.failure import say
 from ssmpi.config import Config, load
-from ssmpi.core.errors import UserError
+from ssmpi.core.errors import DataError, UserError
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.files import atomic_file, run_files
 from ssmpi.files.run_files import EXPORTS, MODEL, RUN_FILE
+from ssmpi.model.top_k import TopK
 
 REFERENCE = "dlrm"  # the network that facebookresearch/dlrm has
 NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, in ssmpi and in the reference
@@ -40,6 +41,7 @@ def export(run: Path, kind: str, file: Path | None) -> int:
     with atomic_file.whole(target) as beside:
         model_files.check_in_one_process(folder)
         config = saved_network.of_model(load(run / RUN_FILE), folder)
+        _check_operators(config, folder)
         arrays = state_dict(config, folder)
         FORMATS[kind](arrays, beside)
     print(f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}, from {folder}")
@@ -49,6 +51,16 @@ def export(run: Path, kind: str, file: Path | None) -> int:
             "prints its operators, with bot_l and top_l for bottom and top; tables emb_l, first-order weights first_l"
         )
     return 0
+
+
+def _check_operators(config: Config, folder: Path) -> None:
+    """DataError if the network has operators that nobody would know of who reads its parameters."""
+    found = [operator.name for operator in config.network.operators if isinstance(operator, TopK)]
+    if found:
+        raise DataError(
+            f"{folder}: its network passes on the strongest values only ({', '.join(found)}), which a file of tensors "
+            "cannot say: score it with 'ssmpi predict', or train it without model.top_k"
+        )
 
 
 def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:

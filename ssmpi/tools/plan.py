@@ -16,6 +16,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
+from ssmpi.model import top_k
 from ssmpi.run.requirements import (
     checkpoint_copies,
     composed,
@@ -102,8 +103,9 @@ def network(config: Config, *, known: bool = True) -> str:
     """The dense network, an operator a line; widths are floats per example."""
     found = config.network
     head = f"network: {config.model.name}, {found.parameters:,} parameters ({in_units(4 * found.parameters)})"
+    lines = [*found.describe(), *top_k.describe(found)]
     assumed = f"  over {found.inputs.dense} dense features as in Criteo's rows: the data is not prepared yet"
-    return "\n".join([head, *([] if known else [assumed]), *(f"  {line}" for line in found.describe())])
+    return "\n".join([head, *([] if known else [assumed]), *(f"  {line}" for line in lines)])
 
 
 def memory(config: Config, placement: Placement) -> str:

@@ -12,6 +12,7 @@ from runs import train_over_threads
 from torch import nn
 from torch.nn.functional import linear
 
+from ssmpi.core.errors import DataError
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
 from ssmpi.tools import score
@@ -45,6 +46,17 @@ class ReferenceDLRM(nn.Module):
         li = torch.tensor([i for i in range(ni) for j in range(i)])
         lj = torch.tensor([j for i in range(nj) for j in range(i)])
         return self.top_l(torch.cat([x, z[:, li, lj]], dim=1))
+
+
+class Strongest(nn.Module):
+    """The ``kept`` largest values of each example, which are not negative."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x):
+        return x * (x >= x.topk(self.kept).values[:, -1:])
 
 
 def columns(data):
@@ -153,6 +165,24 @@ def test_other_networks_are_exported_by_the_names_of_their_operators(
     predicted, found = np.loadtxt(tmp_path / "scores"), torch.sigmoid(network(state, dense, vectors, weights))
     np.testing.assert_allclose(found.squeeze(1), predicted, rtol=0, atol=2e-6)
     assert np.ptp(predicted) > 0.05
+
+
+def test_a_model_of_the_strongest_values_is_scored_and_not_exported(small_data, tmp_path, alone):
+    settings = ("data.batch_size=600", "topology.embedding_ps=0", "model.top_k=['bottom.0: 0.9']")
+    run = train_over_threads(tmp_path, small_data, *settings)
+    with pytest.raises(DataError, match=r"bottom.0.top_k.*score it with 'ssmpi predict', or train it without model"):
+        export(run.folder, "torch", tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+    assert score.predict(run.folder, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
+    state = {name.replace("bottom", "bot_l").replace("top.", "top_l."): value for name, value in run.dense().items()}
+    state |= {f"emb_l.{number}.weight": table for number, table in enumerate(run.tables())}
+    model = ReferenceDLRM(read_manifest(small_data).cardinalities, 8, (32, 8), (32, 1))
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()}, strict=True)
+    model.bot_l[1] = nn.Sequential(nn.ReLU(), Strongest(4))  # 32 - floor(28.8)
+    dense, ids = columns(small_data)
+    with torch.inference_mode():
+        found = model(dense, [torch.arange(len(dense))] * 26, ids).squeeze(1).numpy()
+    np.testing.assert_allclose(np.loadtxt(tmp_path / "scores"), found, rtol=0, atol=2e-6)
 
 
 def test_a_checkpoint_is_not_exported_as_if_it_were_the_model(run, tmp_path, capsys):

@@ -149,3 +149,8 @@ def test_memory_files_are_held_against_half_of_a_nodes_memory(tmp_path, small_da
     off = read(tmp_path, small_data, "recovery.mode=off")
     assert "none (recovery.mode = 'off')" in plan.describe(off, Site(Node(cores=8, memory_gb=8)))
     assert "to outlive a kill" not in plan.describe(off)
+
+
+def test_it_says_how_many_values_pass(tmp_path, small_data):
+    config = read(tmp_path, small_data, 'model.top_k=["bottom.2: 0.95"]')
+    assert "  bottom.2.top_k keeps 13 of 256 values\n" in plan.describe(config)

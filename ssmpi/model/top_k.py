@@ -1,0 +1,88 @@
+"""The operator ``TopK``, which passes on only an example's largest values, and the setting that inserts it: DCT's for
+model parallelism (Gupta et al., arXiv 2010.08899, Algorithm 2), where edges of a group send no more than it passes on.
+The gradient takes the places of the values; there is neither a residual nor a selection of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import suggestion
+from ssmpi.model.network import Linear, Network
+from ssmpi.model.operators import Form, Operator, exactly
+
+SUFFIX = ".top_k"  # behind the name of the operator whose output it takes
+
+
+@dataclass(frozen=True)
+class TopK(Operator):
+    """Of an example's values, the ``kept`` ones that are largest in size; the others become 0. Of equal ones, those
+    that come first; NaN counts as larger than any number.
+    """
+
+    share: float  # of the values that become 0
+
+    def kept(self, width: int) -> int:
+        """How many of ``width`` values pass: all but ``width`` times the share, rounded down as a decimal number."""
+        return width - int(width * Decimal(repr(self.share)))
+
+    def form(self, *widths: int) -> Form:
+        """One input of any width."""
+        (width,) = exactly(1, widths)
+        if not 0 <= self.share < 1:
+            raise ValueError(f"share is at least 0 and less than 1, got {self.share}: 0.95 drops 95 % of the values")
+        return Form(width)
+
+
+def with_top_k(network: Network, texts: Sequence[str]) -> Network:
+    """The network with a ``TopK`` behind operators, each named by a text ``OPERATOR: SHARE``, that all its readers read
+    instead. SettingsError names the text at fault.
+    """
+    if not texts:
+        return network
+    shares = _shares(texts, [operator.name for operator in network.operators])
+    found: list[Operator] = []
+    for operator in network.operators:
+        inputs = tuple(name + SUFFIX if name in shares else name for name in operator.inputs)
+        found.append(operator if inputs == operator.inputs else replace(operator, inputs=inputs))
+        if operator.name in shares:
+            found.append(TopK(operator.name + SUFFIX, (operator.name,), shares[operator.name]))
+    return Network(tuple(found), network.inputs)
+
+
+def _shares(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """The share behind each operator."""
+    found: dict[str, float] = {}
+    for text in texts:
+        place = f"model.top_k: {text!r}"
+        name, _, share = (part.strip() for part in text.rpartition(":"))
+        try:
+            found_share = float(share)
+        except ValueError:
+            raise SettingsError(f"{place} is not of the form 'OPERATOR: SHARE', such as 'bottom.2: 0.95'") from None
+        if not 0 <= found_share < 1:
+            raise SettingsError(f"{place}: the share is at least 0 and less than 1: 0.95 drops 95 % of the values")
+        if name not in names:
+            raise SettingsError(f"{place}: the network has no operator {name!r}{suggestion(name, names)}")
+        if name == names[-1]:
+            raise SettingsError(f"{place}: the output of {name!r} is the logit: name an operator before it")
+        if name in found:
+            raise SettingsError(f"{place}: {name!r} is named twice: remove one of them")
+        found[name] = found_share
+    return found
+
+
+def describe(network: Network) -> list[str]:
+    """How many values each ``TopK`` passes on, one line each."""
+    by_name = {operator.name: operator for operator in network.operators}
+    lines = []
+    for operator in network.operators:
+        if isinstance(operator, TopK):
+            source, width = by_name.get(operator.inputs[0]), network.widths[operator.name]
+            relu = isinstance(source, Linear) and source.activation == "relu"
+            note = "" if relu else f" ({operator.inputs[0]} has no ReLU: large negative values pass, too)"
+            lines.append(f"{operator.name} keeps {operator.kept(width)} of {width} values{note}")
+    return lines

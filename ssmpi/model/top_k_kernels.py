@@ -1,0 +1,106 @@
+"""The loops of ``TopK``, compiled and run without the GIL.
+
+Numbers that are not negative are ordered as their bits are. So the smallest number that passes is found by counting
+how many are at least as large as a guess, in whole vectors: the guess begins at the one of the example before, leaps
+further and further up or down, and is bisected once it has leapt over. The 13 largest of 256 values after a ReLU take
+0.23 us, by numpy's ``partition`` alone 0.41 us; of values nearly all of which are 0 they take up to 0.42 us.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ssmpi.model.program import ADD_A, BY_A, DETAIL, FLAGS, INPUTS, KEPT
+
+SIZE = np.int32(0x7FFFFFFF)  # the bits of a float32 but its sign
+NAN = np.int32(0x7F800001)  # the smallest of all NaNs, which stands for all of them
+LEAP = 1 << 18  # in bits: a thirty-second of a factor of two
+
+
+@njit(cache=True, nogil=True)
+def at_least(sizes: np.ndarray, bound: int) -> int:
+    """How many of sizes int32 (width,) are."""
+    count, least = np.int32(0), np.int32(bound)
+    for i in range(sizes.shape[0]):
+        count += np.int32(sizes[i] >= least)
+    return int(count)
+
+
+@njit(cache=True, nogil=True)
+def smallest_kept(sizes: np.ndarray, kept: int, guess: int) -> int:
+    """The largest number that at least ``kept`` of sizes int32 (width,) reach, or a smaller one that no more do."""
+    low, high, leap = 0, int(NAN) + 1, LEAP
+    guess = max(guess, 1)
+    while high - low > 1:
+        count = at_least(sizes, guess)
+        if count == kept:
+            return guess
+        if count > kept:
+            low = guess
+            guess = min(low + (high - low) // 2, low + leap)
+        else:
+            high = guess
+            guess = max(low + (high - low) // 2, high - leap)
+        leap *= 2
+    return low
+
+
+@njit(cache=True, nogil=True)
+def strongest(x: np.ndarray, kept: int, out: np.ndarray, places: np.ndarray) -> None:
+    """out (batch, width) = x where it is one of the ``kept`` largest of its row, otherwise 0, both float32 seen as
+    int32; places int32 (batch, kept): where they are, in order.
+    """
+    width, least = x.shape[1], 1
+    sizes, found = np.empty(width, np.int32), np.empty(width + 1, np.int32)
+    for b in range(x.shape[0]):
+        for i in range(width):
+            sizes[i] = min(x[b, i] & SIZE, NAN)
+            out[b, i] = 0
+        least = smallest_kept(sizes, kept, least)
+        count, left = np.uintp(0), kept
+        for i in range(width):  # without a branch, which nothing could predict
+            found[count] = i
+            count += np.uintp(sizes[i] >= least)
+        spare = int(count) - kept  # how many of the last ones that equal the least do not pass
+        for j in range(int(count) - 1, -1, -1):
+            place = np.uintp(found[j])
+            if spare > 0 and sizes[place] == least:
+                spare -= 1
+            else:
+                left -= 1
+                places[b, left], out[b, place] = place, x[b, place]
+
+
+@njit(cache=True, nogil=True)
+def by_strongest(by_out: np.ndarray, places: np.ndarray, out: np.ndarray, add: bool) -> None:
+    """out (batch, width) = by_out (batch, width) at its row's places (batch, kept), else 0; ``add`` accumulates."""
+    for b in range(out.shape[0]):
+        if not add:
+            for i in range(out.shape[1]):
+                out[b, i] = 0.0
+        for j in range(places.shape[1]):
+            place = np.uintp(places[b, j])
+            out[b, place] = by_out[b, place] + (out[b, place] if add else np.float32(0.0))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _kept_places(row: np.ndarray, n: int, values: np.ndarray) -> np.ndarray:
+    """int32 (n, kept): where the instruction ``row`` has them in the buffer of values."""
+    return values[n * row[DETAIL] : n * (row[DETAIL] + row[KEPT])].view(np.int32).reshape(n, row[KEPT])
+
+
+@njit(cache=True, nogil=True, inline="always")
+def forward(row: np.ndarray, n: int, x: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+    """Execute one instruction ``row`` on ``n`` examples, from its input ``x`` to its output; both are flat."""
+    shape = n, row[INPUTS]
+    given, passed = x.view(np.int32).reshape(shape), out.view(np.int32).reshape(shape)
+    strongest(given, row[KEPT], passed, _kept_places(row, n, values))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def backward(row: np.ndarray, n: int, by_x: np.ndarray, values: np.ndarray, by_out: np.ndarray) -> None:
+    """From the gradient of the instruction's output to that of its input."""
+    if row[FLAGS] & BY_A:
+        shape, add = (n, row[INPUTS]), row[FLAGS] & ADD_A != 0
+        by_strongest(by_out.reshape(shape), _kept_places(row, n, values), by_x.reshape(shape), add)
