@@ -1,4 +1,4 @@
-"""Measures the share of time in which a worker thread holds the GIL, with py-spy."""
+"""Measures the share of time in which a worker thread, or one that works for it, holds the GIL, with py-spy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import TypedDict
 
 LOOP = "hogwild ("  # the frame in every sample of a worker's loop
+HELPING = "help_lane (", "mover.py:"  # of what works for members of a group
 RATE = 500  # samples per second, without pausing the process: resuming it wakes threads, which then take the GIL
 ANYBODY, SET_PTRACER = ctypes.c_ulong(-1), 0x59616D61  # linux/prctl.h
 
 
 class Sample(TypedDict, total=False):
-    """Sample counts of a worker's loop: all, and those that hold the GIL; or why there are none."""
+    """Sample counts: all of a worker's loop, and those that hold the GIL, of what works for it too; or why there are
+    none.
+    """
 
     samples: int
     holding: int
@@ -30,10 +33,15 @@ def find() -> str | None:
 
 
 def sample(pid: int, seconds: float) -> Sample:
-    """Sample the worker loops of a process: all samples, and those that hold the GIL; or why it ``failed``."""
+    """Sample the worker loops of a process: all samples, and those that hold the GIL, with its helpers' and mover's; or
+    why it ``failed``.
+    """
     ctypes.CDLL(None).prctl(SET_PTRACER, ANYBODY, 0, 0, 0)  # for kernels that allow only parents to trace
     try:
-        return {"samples": count(record(pid, seconds, "--idle")), "holding": count(record(pid, seconds, "--gil"))}
+        return {
+            "samples": count(record(pid, seconds, "--idle"), LOOP),
+            "holding": count(record(pid, seconds, "--gil"), LOOP, *HELPING),
+        }
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         return {"failed": f"{error}\n{(error.stderr or b'').decode(errors='replace').strip()}"}
 
@@ -50,6 +58,6 @@ def record(pid: int, seconds: float, which: str) -> list[str]:
         return out.read_text(encoding="utf-8").splitlines()
 
 
-def count(stacks: Iterable[str]) -> int:
-    """The number of samples in a worker's loop; a line is ``frame;frame;frame COUNT``."""
-    return sum(int(line.rpartition(" ")[2]) for line in stacks if LOOP in line)
+def count(stacks: Iterable[str], *loops: str) -> int:
+    """The number of samples in these loops, by their frames; a line is ``frame;frame;frame COUNT``."""
+    return sum(int(line.rpartition(" ")[2]) for line in stacks if any(loop in line for loop in loops))

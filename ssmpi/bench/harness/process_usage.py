@@ -12,6 +12,7 @@ from ssmpi.bench.harness.windows import Readings
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+PARTS = {"worker": "workers", "helper": "workers", "shadow": "shadow", "mover": "mover"}  # by a thread's first word
 
 
 def threads_cpu(pid: int) -> dict[int, float]:
@@ -49,7 +50,7 @@ def private_memory() -> int:
 
 
 def own_cpu() -> Readings:
-    """CPU seconds of this trainer's process: workers, shadow thread, and the rest.
+    """CPU seconds of this trainer's process: workers and helpers, shadow thread, mover, and the rest.
 
     Ended threads count as workers: workers end with their pass, and other threads that end have done little work.
     """
@@ -58,9 +59,8 @@ def own_cpu() -> Readings:
     ended = max(0.0, _cpu(Path("/proc/self")) - sum(live.values()))
     found = {"cpu/workers": ended, "cpu/shadow": 0.0, "cpu/supervision": 0.0}
     for number, seconds in live.items():
-        name = names.get(number, "")
-        part = "workers" if name.startswith("worker") else "shadow" if name == "shadow" else "supervision"
-        found[f"cpu/{part}"] += seconds
+        part = f"cpu/{PARTS.get(names.get(number, '').partition(' ')[0], 'supervision')}"
+        found[part] = found.get(part, 0.0) + seconds
     return found
 
 

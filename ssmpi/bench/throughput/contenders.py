@@ -4,6 +4,7 @@ new process, or several, forked from one that has already imported torch.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import threading
@@ -35,7 +36,8 @@ AS_OFTEN_AS_CAN_BE = ("recovery.mtbf_hours=1e-9", "recovery.mode=partial")
 class Contender:
     """``threads`` are Hogwild threads of a trainer (bare step, gemm, ssmpi), threads inside an operator (pytorch) or
     processes of one thread that exchange nothing (tuned pytorch). ``network`` is one of ``zoo.NETWORKS``, trained with
-    Adagrad; "" takes network and optimizer from the run file.
+    Adagrad; "" takes network and optimizer from the run file. With ``plan`` the trainers are a group: by that plan, or
+    by ``rules``, which ``plan`` then names; ``between`` is the transport of their values.
     """
 
     kind: str
@@ -47,6 +49,9 @@ class Contender:
     transport: str = field(default="auto", kw_only=True)
     network: str = field(default="", kw_only=True)
     priority: str = field(default="none", kw_only=True)
+    plan: str = field(default="", kw_only=True)
+    rules: tuple[str, ...] = field(default=(), kw_only=True)
+    between: str = field(default="auto", kw_only=True)
 
     @property
     def short_name(self) -> str:
@@ -54,6 +59,9 @@ class Contender:
         if self.kind == SSMPI:
             far = "" if self.transport == "auto" else f" by {self.transport}"
             saving = "" if self.priority == "none" else f" saving by {self.priority}"
+            if self.plan:
+                far = "" if self.between == "auto" else f" by {self.between}"
+                return f"{SSMPI} {self.trainers}x{self.threads} group {self.plan}{far}"
             return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}{saving}"
         return f"{self.kind} {self.threads}{'p' if self.kind == TUNED else 't'}"
 
@@ -84,7 +92,13 @@ class Contender:
             *((f"model.name={self.network}", *ADAGRAD) if self.network else ()),
             f"checkpoint.priority={self.priority}",
             *(() if self.priority == "none" else AS_OFTEN_AS_CAN_BE),
+            *(self._hierarchy if self.plan else ()),
         )
+
+    @property
+    def _hierarchy(self) -> tuple[str, ...]:
+        places = f"hierarchy.tags={json.dumps(self.rules)}" if self.rules else f"hierarchy.plan={self.plan}"
+        return f"topology.group={self.trainers}", places, f"hierarchy.transport={self.between}"
 
 
 def grid(batches: Sequence[int], cores: int, short: bool) -> list[Contender]:

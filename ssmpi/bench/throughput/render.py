@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ssmpi.bench.throughput.contenders import SSMPI, Contender
+from ssmpi.bench.throughput.groups import Beside
 from ssmpi.bench.throughput.turns import AS_SHIPPED, WORTH, Frontier, FrontierPoint, Ratio, cost_of_a_round
 
 
@@ -73,7 +74,7 @@ def over(figures: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 def contender(figures: Mapping[str, Any], ratio: str) -> tuple[str, ...]:
     """One contender's row."""
     cores = figures["cores"]
-    trainers = sum(cores.get(part, 0.0) for part in ("process", "workers", "supervision"))
+    trainers = sum(cores.get(part, 0.0) for part in ("process", "workers", "mover", "supervision"))
     servers = sum(cores.get(part, 0.0) for part in ("embedding_ps", "sync_ps"))
     return (
         f"{figures['median']:,.0f}",
@@ -176,6 +177,32 @@ def gil(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def groups(found: Mapping[str, Beside]) -> str:
+    """Groups beside the same trainers apart."""
+    heads = "a group over its trainers apart;EPS / EPS;rounds from;to;per core-s;EPS;EPS apart;"
+    heads += "cores: lanes;mover;servers;others;apart: lanes;servers;others"
+    rows = [tuple(heads.split(";"))]
+    for name, each in found.items():
+        cores = {
+            part: each["cores"].get(part, (0.0, 0.0)) for part in ("workers", "mover", "embedding_ps", "supervision")
+        }
+        figures = (
+            f"{each['ratio']:.3f}",
+            f"{min(each['ratios']):.3f}",
+            f"{max(each['ratios']):.3f}",
+            f"{each['by_cpu']:.3f}",
+        )
+        used = [f"{mine:.2f}" for mine, _ in cores.values()] + [
+            f"{cores[part][1]:.2f}" for part in cores if part != "mover"
+        ]
+        rows.append((name, *figures, *(f"{eps:,.0f}" for eps in each["eps"]), *used))
+    notes = (
+        "medians of rounds of jobs in turns; per core-s: the same of examples per CPU second of all ranks;",
+        "cores: CPU seconds per second; lanes: workers and helpers; apart: trainers of one thread, a replica each.",
+    )
+    return "\n".join([grid(rows), *notes])
+
+
 def memory(found: Mapping[str, Any]) -> str:
     """Resident memory."""
     (small, large), (less, more) = (mega(values) for values in (found["ps"], found["ps_tables"]))
@@ -193,5 +220,5 @@ def mega(values: Iterable[float]) -> list[str]:
 
 SECTIONS = {
     "stages": stages, "bare": bare, "half": half, "networks": networks, "threads": threads, "priority": priority,
-    "shadow": shadow, "gil": gil, "memory": memory,
+    "shadow": shadow, "gil": gil, "memory": memory, "group plans": groups, "group ways": groups, "group lock": gil,
 }  # fmt: skip

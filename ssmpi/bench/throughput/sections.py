@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.harness import gil
 from ssmpi.bench.harness.windows import Timing, median
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
+from ssmpi.bench.throughput.groups import lock, plans, ways
+from ssmpi.bench.throughput.lock import gil_share
 from ssmpi.bench.throughput.turns import Harness, Ratio, frontiers, in_turns
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
@@ -107,29 +108,6 @@ def of_all_threads(harness: Harness) -> list[Contender]:
     return [Contender(SSMPI, size, harness.cores) for size in sorted(sizes)]
 
 
-def gil_share(harness: Harness) -> dict[str, dict[str, Any]]:
-    """The share of a single worker's time in which it holds the GIL, batch 200 as in the paper's runs, by network and
-    precision; bfloat16 only if the processor has instructions for it.
-    """
-    precisions = ("fp32",) if processor.without_bfloat16() else ("fp32", "bf16")
-    asked = [Contender(SSMPI, 200, 1, precision, network=name) for name in NETWORKS for precision in precisions]
-    seconds = 1.0 if harness.short else 10.0
-    timing = Timing(harness.timing.warmup, seconds, 1)
-    return {contender.name: _held(harness, contender, timing) for contender in (asked[:1] if harness.short else asked)}
-
-
-def _held(harness: Harness, contender: Contender, timing: Timing) -> dict[str, Any]:
-    """Samples and share, or why they are ``missing``."""
-    if gil.find() is None:
-        missing = "py-spy is not installed: pip install 'ssmpi[test]'"
-    else:
-        seen = harness.job(contender, "gil", timing)["seen"]
-        if seen.get("samples"):
-            return {**seen, "share": seen["holding"] / seen["samples"]}
-        missing = seen.get("failed", "py-spy saw no worker thread")
-    return {"missing": f"the GIL was NOT measured: {missing}"}
-
-
 def memory(harness: Harness) -> dict[str, Any]:
     """Resident memory of a trainer over a longer run, and the memory of an embedding PS per byte of rows and state.
 
@@ -164,6 +142,9 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "shadow": frontiers,
     "gil": gil_share,
     "memory": memory,
+    "group plans": plans,
+    "group ways": ways,
+    "group lock": lock,
 }
 # "half", "networks", "threads" and "priority" work as "bare" does, the others need a minute each
-NOT_SHORT = ("half", "networks", "threads", "priority", "memory")
+NOT_SHORT = ("half", "networks", "threads", "priority", "memory", "group plans", "group ways", "group lock")

@@ -63,7 +63,9 @@ def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequen
     )
     began = time.monotonic()
     report["contenders"] = rounds(options, contenders, jobs)
-    harness = Harness(base, jobs, options.batch, cores, timing_of(options), options.short, options.shares)
+    harness = Harness(
+        base, jobs, options.batch, cores, timing_of(options), options.short, options.shares, options.rounds
+    )
     report["sections"] = {name: section(name, harness) for name in sections}
     report["header"] |= {
         "took_seconds": round(time.monotonic() - began),

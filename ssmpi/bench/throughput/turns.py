@@ -27,8 +27,8 @@ SYNC_PARTS = ("cpu/shadow", "cpu/sync_ps")
 
 @dataclass(frozen=True)
 class Harness:
-    """The arguments of every section: the run file, the jobs, batch sizes, cores, the length of a window, and the
-    values of ``sync.cpu_share`` to compare.
+    """The arguments of every section: the run file, the jobs, batch sizes, cores, the length of a window, the values of
+    ``sync.cpu_share`` to compare, and rounds of jobs where separate jobs are compared.
     """
 
     run_file: Path
@@ -38,6 +38,7 @@ class Harness:
     timing: Timing
     short: bool
     shares: tuple[float, ...] = ()
+    rounds: int = 1
 
     def job(self, contender: Contender, probe: str, timing: Timing) -> JobResult:
         """Run a measured job of a contender."""

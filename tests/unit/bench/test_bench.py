@@ -33,7 +33,7 @@ from ssmpi.bench.harness.loop import TickingPace
 from ssmpi.bench.harness.probes import PriorityProbe
 from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.bench.harness.windows import Ticks, Timing
-from ssmpi.bench.throughput import contenders, render, sections, throughput, turns
+from ssmpi.bench.throughput import contenders, groups, lock, render, sections, throughput, turns
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, TUNED, Contender
 from ssmpi.comm.service import request_tag
 from ssmpi.core.errors import DataError, SettingsError
@@ -712,9 +712,12 @@ def test_samples_of_the_gil_are_those_of_the_workers_loop():
     stacks = [
         "run (threading.py:975);hogwild (train.py:44);step (optim.py:49) 12",
         "hogwild (ssmpi/train.py:45) 3",
+        "help_lane (ssmpi/train.py:58) 5",
+        "run (ssmpi/comm/mover.py:51) 2",
         "poll (failure.py:1) 9",
     ]
-    assert gil.count(stacks) == 15
+    assert gil.count(stacks, gil.LOOP) == 15
+    assert gil.count(stacks, gil.LOOP, *gil.HELPING) == 22  # for it
 
 
 def test_share_of_the_gil_is_samples_that_hold_it_of_all(tmp_path, monkeypatch):
@@ -737,9 +740,68 @@ echo "run (a.py:1);hogwild (train.py:44) $((rate * seconds / ${of:-1}))" > "$out
         asked.append((kind, timing.seconds))
         return {"seen": gil.sample(1, 4 * timing.seconds)}
 
-    found = sections.gil_share(SimpleNamespace(job=job, short=True, timing=Timing(1.0, 1.0, 1)))
+    found = lock.gil_share(SimpleNamespace(job=job, short=True, timing=Timing(1.0, 1.0, 1)))
     assert [each["share"] for each in found.values()] == [0.25]
     assert asked == [("gil", 1.0)]
+
+
+def test_a_group_is_compared_with_its_trainers_apart_round_by_round(capsys):
+    """Each round begins with another job; CPU seconds of all ranks."""
+    asked, group = [], groups.by_plan(128, ["auto"])[0]
+    rates = {group: [[30.0, 20.0, 10.0], [40.0], [50.0]], groups.apart(group): [[40.0], [50.0], [50.0]]}
+
+    def job(contender, probe, timing):
+        asked.append(contender)
+        cpu = {"workers": 3.0, "mover": 1.0} if contender.plan else {"workers": 4.0, "embedding_ps": 1.0}
+        return {"eps": rates[contender].pop(0), "cpu": cpu, "seconds": 2.0}
+
+    found = groups.in_rounds(SimpleNamespace(job=job, rounds=3, timing=None), [group])
+    assert asked[0] == asked[2] != asked[4]
+    (each,) = found.values()
+    assert each["ratios"] == pytest.approx([0.5, 0.8, 1.0])
+    assert each["ratio"] == pytest.approx(0.8)
+    assert each["by_cpu"] == pytest.approx(0.8 * 5 / 4)
+    assert each["eps"] == (40.0, 50.0)
+    assert each["cores"] == {"workers": (1.5, 2.0), "mover": (0.5, 0.0), "embedding_ps": (0.0, 0.5)}
+    words = render.groups(found).splitlines()[1].replace(group.name, "").split()
+    assert words == [
+        "0.800",
+        "0.500",
+        "1.000",
+        "1.000",
+        "40",
+        "50",
+        "1.50",
+        "0.50",
+        "0.00",
+        "0.00",
+        "2.00",
+        "0.50",
+        "0.00",
+    ]
+
+
+def test_a_contender_may_be_a_group_by_a_plan_or_by_rules(config_of):
+    group = groups.by_plan(64, ["messages"])[0]
+    config = config_of(group)
+    assert (config.topology.group, config.hierarchy.plan, config.hierarchy.transport) == (2, "data", "messages")
+    rounded = groups.rounded(dataclasses.replace(group, plan="columns"), config.network)
+    assert "columns" in str(config_of(rounded).places.of["top.0"])
+    assert config_of(rounded).places.rounded == {operator.name for operator in config.network.operators}
+    by_halves = config_of(dataclasses.replace(group, plan="halves", rules=groups.halves(config.network)))
+    assert [str(place) for place in by_halves.places.of.values()] == ["member 0"] * 4 + ["member 1"] * 4
+    assert len({each.name for each in (group, rounded, groups.apart(group))}) == 3
+    assert config_of(groups.apart(group)).topology.group == 1
+
+
+def test_threads_are_counted_by_what_they_are(monkeypatch):
+    names = ["worker 0", "helper 1", "shadow", "mover", "meter"]
+    there = [SimpleNamespace(native_id=k, name=name) for k, name in enumerate(names)]
+    monkeypatch.setattr(process_usage.threading, "enumerate", lambda: there)
+    monkeypatch.setattr(process_usage, "threads_cpu", lambda pid: {k: float(10**k) for k in range(len(names))})
+    monkeypatch.setattr(process_usage, "_cpu", lambda place: 11111.0 + 0.5)  # an ended thread's too
+    expected = {"cpu/workers": 11.5, "cpu/shadow": 100.0, "cpu/mover": 1000.0, "cpu/supervision": 10000.0}
+    assert process_usage.own_cpu() == pytest.approx(expected)
 
 
 def test_a_profiler_that_may_not_look_is_a_finding_not_an_end(monkeypatch):
