@@ -17,13 +17,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory, attach
 from ssmpi.comm.waiting import WaitOptions, late
 from ssmpi.compiled.atomic import SECOND, load, now, sleep_while, store, wake
 from ssmpi.compiled.bfloat16 import add_bf16, from_bf16, to_bf16
-from ssmpi.compiled.kernel_args import pointer
+from ssmpi.compiled.kernel_args import numbers_at
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -51,21 +51,19 @@ def post(box: int, values: np.ndarray, rows: int, width: int, across: int, half:
     apart; rounded to bfloat16 if ``half``. ``box`` is the mailbox's address. Returns DONE, or LATE if the last message
     was not taken within ``limit`` nanoseconds; 0 is no limit.
     """
-    number: np.uint32 = load(box + SENT)  # type: ignore[call-arg]  # numba gives the first
-    if not _equals(box + TAKEN, box + SENDER_SLEEPS, number, limit):
+    if not may_post(box, limit):
         return LATE
     if across == width:
         rows, width = 1, rows * width
     if half:
-        words, halves = values.view(np.uint32), carray(pointer(box + PAYLOAD), (rows * width,), np.uint16)
+        words, halves = values.view(np.uint32), numbers_at(box + PAYLOAD, rows * width, np.uint16)
         for row in range(rows):
             to_bf16(words[row * across : row * across + width], halves[row * width : (row + 1) * width])
     else:
-        payload = carray(pointer(box + PAYLOAD), (rows * width,), np.float32)
+        payload = numbers_at(box + PAYLOAD, rows * width, np.float32)
         for row in range(rows):
             _copy(values[row * across : row * across + width], payload[row * width : (row + 1) * width], False)
-    carray(pointer(box + SIZE), (1,), np.int64)[0] = rows * width * (BF16 if half else FLOAT32)
-    mark_full(box)
+    seal(box, rows * width * (BF16 if half else FLOAT32))
     return DONE
 
 
@@ -74,16 +72,13 @@ def take(box: int, values: np.ndarray, rows: int, width: int, across: int, half:
     """Wait for the next message and write it to ``values`` as ``post`` reads it, or ``add`` it. Returns DONE; LATE if
     there was none within ``limit`` nanoseconds, where 0 is no limit; ANOTHER_SIZE if sender and reader disagree.
     """
-    number = np.uint32(load(box + TAKEN) + 1)  # type: ignore[call-arg]
-    if not _equals(box + SENT, box + READER_SLEEPS, number, limit):
-        return LATE
-    size = carray(pointer(box + SIZE), (1,), np.int64)[0]
-    if size != rows * width * (BF16 if half else FLOAT32):
-        return ANOTHER_SIZE
+    code = may_take(box, rows * width * (BF16 if half else FLOAT32), limit)
+    if code != DONE:
+        return code
     if across == width:
         rows, width = 1, rows * width
     if half:
-        halves = carray(pointer(box + PAYLOAD), (rows * width,), np.uint16)
+        halves = numbers_at(box + PAYLOAD, rows * width, np.uint16)
         for row in range(rows):
             given, out = halves[row * width : (row + 1) * width], values[row * across : row * across + width]
             if add:
@@ -91,11 +86,34 @@ def take(box: int, values: np.ndarray, rows: int, width: int, across: int, half:
             else:
                 from_bf16(given, out.view(np.uint32))
     else:
-        payload = carray(pointer(box + PAYLOAD), (rows * width,), np.float32)
+        payload = numbers_at(box + PAYLOAD, rows * width, np.float32)
         for row in range(rows):
             _copy(payload[row * width : (row + 1) * width], values[row * across : row * across + width], add)
     mark_empty(box)
     return DONE
+
+
+@njit(cache=True, nogil=True)
+def may_post(box: int, limit: int) -> bool:
+    """Wait until the payload may be written, which ``seal`` then sends; False if that takes longer than ``limit``."""
+    number: np.uint32 = load(box + SENT)  # type: ignore[call-arg]  # numba gives the first
+    return _equals(box + TAKEN, box + SENDER_SLEEPS, number, limit)
+
+
+@njit(cache=True, nogil=True)
+def seal(box: int, size: int) -> None:
+    """A payload of so many bytes was written."""
+    numbers_at(box + SIZE, 1, np.int64)[0] = size
+    mark_full(box)
+
+
+@njit(cache=True, nogil=True)
+def may_take(box: int, size: int, limit: int) -> int:
+    """Wait until a payload of so many bytes may be read, until ``mark_empty``; returns a code as ``take``."""
+    number = np.uint32(load(box + TAKEN) + 1)  # type: ignore[call-arg]
+    if not _equals(box + SENT, box + READER_SLEEPS, number, limit):
+        return LATE
+    return DONE if numbers_at(box + SIZE, 1, np.int64)[0] == size else ANOTHER_SIZE
 
 
 @njit(cache=True, nogil=True)

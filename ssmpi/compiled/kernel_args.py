@@ -35,6 +35,12 @@ def pointer(typing: Any, address: Any) -> Any:  # numba's interface has no types
 
 
 @njit(cache=True, nogil=True)
+def numbers_at(address: int, count: int, kind: type[np.generic]) -> np.ndarray:
+    """So many numbers of one kind from an address on."""
+    return carray(pointer(address), (count,), kind)  # type: ignore[call-arg]  # numba gives the first
+
+
+@njit(cache=True, nogil=True)
 def array_at(words: np.ndarray, place: int, kind: type[np.generic]) -> np.ndarray:
     """The flat array of one kind of numbers with address and size at a ``place`` of the words of ``KernelArgs``."""
-    return carray(pointer(words[place]), (words[place + 1],), kind)  # type: ignore[call-arg]  # numba gives the first
+    return numbers_at(words[place], words[place + 1], kind)

@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+BYTES, WORDS, BITMAP = range(3)  # how places are written: 8 bits each, 16 bits each, or a bit for each column
+
+
+def coding(width: int, kept: int) -> int:
+    """The shortest way to write ``kept`` places among ``width`` columns."""
+    if width <= 1 << 8:
+        return BYTES
+    return WORDS if width <= 1 << 16 and 2 * kept <= (width + 7) // 8 else BITMAP
+
 
 @dataclass(frozen=True)
 class Edge:
     """``columns`` of a ``value`` go from member ``source`` to member ``reader``, once for each piece of a batch; with
-    ``gradient`` theirs comes back. ``bf16``: both are rounded to bfloat16.
+    ``gradient`` theirs comes back. ``bf16``: both are rounded to bfloat16. Of what a ``TopK`` has computed go the
+    values that it has ``kept``, so many an example, and their places, and the gradients at these places come back; 0
+    where all columns go, which may be shorter.
     """
 
     value: str
@@ -18,6 +29,7 @@ class Edge:
     reader: int
     bf16: bool
     gradient: bool
+    kept: int = 0
 
     @property
     def width(self) -> int:
@@ -27,12 +39,17 @@ class Edge:
     @property
     def message(self) -> int:
         """Bytes an example."""
-        return self.width * (2 if self.bf16 else 4)
+        places = self.kept, 2 * self.kept, (self.width + 7) // 8
+        return self._numbers + (places[coding(self.width, self.kept)] if self.kept else 0)
+
+    @property
+    def _numbers(self) -> int:
+        return self.entries * (2 if self.bf16 else 4)
 
     @property
     def entries(self) -> int:
         """Numbers an example that go."""
-        return self.width
+        return self.kept or self.width
 
     @property
     def entries_back(self) -> int:
@@ -42,7 +59,7 @@ class Edge:
     @property
     def back(self) -> int:
         """Bytes an example that come back."""
-        return self.message * self.gradient
+        return self._numbers * self.gradient
 
 
 @dataclass(frozen=True)
