@@ -100,7 +100,7 @@ def _forward(
     elif kind == GATE:
         kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
     elif kind > MACHINE:
-        messages.forward(mail, row, n, a, flat)
+        messages.forward(mail, row, n, a, values, flat)
     elif kind > GATE:
         field_kernels.forward(row, n, a[: n * k], weights, flat)
 
@@ -145,6 +145,6 @@ def _backward(
         add = flags & ADD_A != 0, flags & ADD_B != 0, flags & ADD_C != 0
         kernels.gate_backward(flat, a, b, by_a, by_b, by_c, wanted, add)
     elif kind > MACHINE:
-        messages.backward(mail, row, n, by_a, flat)
+        messages.backward(mail, row, n, values, by_a, flat)
     elif kind > GATE:
         field_kernels.backward(row, n, fresh, a[: n * k], by_a[: n * k], weights, gradients, flat)

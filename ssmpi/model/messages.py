@@ -10,7 +10,22 @@ import numpy as np
 from numba import njit
 
 from ssmpi.comm.mailbox import DONE, post, take
-from ssmpi.model.program import ADD_A, BACK, BY_A, DETAIL, FLAGS, HALF, INPUTS, KIND, OUTPUTS, SEND, THERE
+from ssmpi.model.program import (
+    ADD_A,
+    BACK,
+    BY_A,
+    DETAIL,
+    FLAGS,
+    HALF,
+    INPUTS,
+    KIND,
+    OUTPUTS,
+    RECEIVE,
+    SEND,
+    SEND_KEPT,
+    THERE,
+)
+from ssmpi.model.sparse_messages import post_kept, take_back, take_kept
 
 NUMBER, CODE = range(2)
 
@@ -64,22 +79,69 @@ def receive(
         mail.failed[CODE] = take(mail.addresses[number], values, rows, width, across, half, add, mail.limit)
 
 
+@njit(cache=True, nogil=True)
+def send_kept(
+    mail: Mail, number: int, values: np.ndarray, places: np.ndarray, shape: tuple[int, int, int], half: bool,
+    there: bool,
+) -> None:  # fmt: skip
+    """``post_kept`` to the mailbox of that ``number``."""
+    if mail.failed[CODE] == DONE:
+        mail.failed[NUMBER] = number
+        box = mail.addresses[number]
+        mail.failed[CODE] = post_kept(box, values, places, shape, half, there, mail.limit)
+
+
+@njit(cache=True, nogil=True)
+def receive_kept(
+    mail: Mail, number: int, values: np.ndarray, places: np.ndarray, shape: tuple[int, int, int], half: bool
+) -> None:  # fmt: skip
+    """``take_kept`` from the mailbox of that ``number``."""
+    if mail.failed[CODE] == DONE:
+        mail.failed[NUMBER] = number
+        mail.failed[CODE] = take_kept(mail.addresses[number], values, places, shape, half, mail.limit)
+
+
+@njit(cache=True, nogil=True)
+def receive_back(
+    mail: Mail, number: int, values: np.ndarray, places: np.ndarray, shape: tuple[int, int, int], half: bool, add: bool
+) -> None:  # fmt: skip
+    """``take_back`` from the mailbox of that ``number``: at other places the gradient matters to nobody."""
+    if mail.failed[CODE] == DONE:
+        mail.failed[NUMBER] = number
+        mail.failed[CODE] = take_back(mail.addresses[number], values, places, shape, half, add, mail.limit)
+
+
 @njit(cache=True, nogil=True, inline="always")
-def forward(mail: Mail, row: np.ndarray, n: int, x: np.ndarray, out: np.ndarray) -> None:
-    """Execute one instruction ``row`` on ``n`` examples, from its input ``x`` or to its output; both are flat."""
-    k, m, half = row[INPUTS], row[OUTPUTS], row[FLAGS] & HALF != 0
-    if row[KIND] == SEND:
+def forward(mail: Mail, row: np.ndarray, n: int, x: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+    """Execute one instruction ``row`` on ``n`` examples, from its input ``x`` or to its output; all are flat."""
+    kind, k, m, half = row[KIND], row[INPUTS], row[OUTPUTS], row[FLAGS] & HALF != 0
+    if kind == SEND:
         send(mail, row[THERE], x, 1, n * k, n * k, half)
-    else:
+    elif kind == RECEIVE:
         receive(mail, row[THERE], out[row[DETAIL] :], n, k, m, half, False)
+    elif kind == SEND_KEPT:
+        send_kept(mail, row[THERE], x, _places(values, n, row[DETAIL], m), (n, k, m), half, True)
+    else:
+        receive_kept(mail, row[THERE], out, _places(values, n, row[DETAIL], k), (n, m, k), half)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def backward(mail: Mail, row: np.ndarray, n: int, by_x: np.ndarray, by_out: np.ndarray) -> None:
+def backward(mail: Mail, row: np.ndarray, n: int, values: np.ndarray, by_x: np.ndarray, by_out: np.ndarray) -> None:
     """The gradient of what was sent, or of what was received."""
-    k, m, half = row[INPUTS], row[OUTPUTS], row[FLAGS] & HALF != 0
+    kind, k, m, half = row[KIND], row[INPUTS], row[OUTPUTS], row[FLAGS] & HALF != 0
+    add = row[FLAGS] & ADD_A != 0
     if row[FLAGS] & BY_A:
-        if row[KIND] == SEND:
-            receive(mail, row[BACK], by_x, 1, n * k, n * k, half, row[FLAGS] & ADD_A != 0)
-        else:
+        if kind == SEND:
+            receive(mail, row[BACK], by_x, 1, n * k, n * k, half, add)
+        elif kind == RECEIVE:
             send(mail, row[BACK], by_out[row[DETAIL] :], n, k, m, half)
+        elif kind == SEND_KEPT:
+            receive_back(mail, row[BACK], by_x, _places(values, n, row[DETAIL], m), (n, k, m), half, add)
+        else:
+            send_kept(mail, row[BACK], by_out, _places(values, n, row[DETAIL], k), (n, m, k), half, False)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _places(values: np.ndarray, n: int, place: int, kept: int) -> np.ndarray:
+    """int32 (n * kept,): the places of the values that were kept."""
+    return values[n * place : n * (place + kept)].view(np.int32)

@@ -19,6 +19,7 @@ from ssmpi.model.edges import Edge, Mailbox, Receive, Send
 from ssmpi.model.network import DENSE, Inputs, Linear, Network, Operator, Parameter, floats_in
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.places import Places, Shares
+from ssmpi.model.top_k import TopK
 
 Item = Operator | Send | Receive
 
@@ -175,17 +176,24 @@ def _shares(network: Network, places: Places, home: int) -> dict[str, Shares]:
 
 
 def _edges(network: Network, places: Places, shares: Mapping[str, Shares], home: int) -> tuple[Edge, ...]:
-    """One for each value, piece of it and member that reads it; the loss reads the last value, at home."""
+    """One for each value, piece of it and member that reads it; the loss reads the last value, at home. What a ``TopK``
+    has computed goes as what it has kept, if that is shorter.
+    """
     readers = defaultdict[str, set[int]](set, {network.operators[-1].name: {home}})
     for operator in network.operators:
         for name in operator.inputs:
             readers[name] |= shares[operator.name].keys()
-    return tuple(
+    kept = {each.name: each.kept(network.widths[each.name]) for each in network.operators if isinstance(each, TopK)}
+    edges = (
         Edge(name, columns, source, reader, bf16=name in places.rounded, gradient=name != DENSE)
         for name, pieces in shares.items()
         for reader in sorted(readers[name])
         for source, columns in sorted(pieces.items())
         if source != reader
+    )
+    return tuple(
+        min((edge, replace(edge, kept=kept.get(edge.value, 0))), key=lambda each: each.message + each.back)
+        for edge in edges
     )
 
 

@@ -35,16 +35,17 @@ ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input
 
 # Kinds of instructions; those after GATE are in ``field_kernels``, those after MACHINE in ``messages``.
-LINEAR, INTERACTION, COPY, TOP_K, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE, SEND, RECEIVE = range(12)
+LINEAR, INTERACTION, COPY, TOP_K, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(10)
+SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT = range(10, 14)
 
 # Columns. A, B and C are the places of inputs. DETAIL depends on the kind: the tables (INTERACTION), the first
 # column of the output (COPY, RECEIVE), whether to accumulate (ADD), the floats of a vector (SCALE, MACHINE), the first
 # column to take of each row (TAKE; BIAS is then the width of a row), the place of the weight's copies (LINEAR), or
-# where the places of an example's kept values are, as int32 (TOP_K).
+# where the places of an example's kept values are, as int32 (TOP_K, SEND_KEPT, RECEIVE_KEPT).
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 COLUMNS = FLAGS + 1
 KEPT = WEIGHT  # of TOP_K: how many values of an example pass
-THERE, BACK = WEIGHT, BIAS  # of SEND and RECEIVE: the mailboxes of the value and of its gradient
+THERE, BACK = WEIGHT, BIAS  # of SEND, RECEIVE and those of kept values: the mailboxes of the value and of its gradient
 
 # Flags: the activation; the inputs that need gradients, and those whose gradients are accumulated.
 RELU, SIGMOID = 1, 2
@@ -60,7 +61,7 @@ class Program:
     """``table`` int64 (instructions, 11) for a ``part`` of a network, or all of it; ``floats`` is the size of all
     values per example; at home the last instruction's output is the logit. ``layers`` are the linear layers; with
     ``precision`` "bf16" the products of those that are wide in the network are in bfloat16. ``places`` of values;
-    ``NAME.kept`` is where the places are that the ``TopK`` of that name has kept.
+    ``NAME.kept`` is where the places are that the ``TopK`` of that name has kept, here or where it was received from.
     """
 
     computed: Network | Part
@@ -81,6 +82,8 @@ class Program:
         for item in part.operators:
             if isinstance(item, TopK):
                 self._reserve(f"{item.name}.kept", item.kept(part.widths[item.name]))
+            elif isinstance(item, Receive) and part.edges[item.edges[0]].kept:
+                self._reserve(f"{item.name}.kept", part.edges[item.edges[0]].kept)
         starts = itertools.accumulate((floats_in([each]) for each in part.layout), initial=0)
         self._starts = dict(zip((name for name, _ in part.layout), starts, strict=False))
         instructions = [*self._taken_rows(), *(row for item in part.operators for row in self._of(item))]
@@ -109,8 +112,7 @@ class Program:
         """The instructions of one operator, ``Send`` or ``Receive``."""
         widths, places = [self.part.widths[name] for name in item.inputs], [self.places[name] for name in item.inputs]
         if isinstance(item, Send):
-            there, back, half = self._message(item.edge)
-            yield [SEND, places[0], NOWHERE, NOWHERE, 0, widths[0], 0, there, back, 0, half]
+            yield self._sent(item, places[0], widths[0])
             return
         width, out = self.part.widths[item.name], self.places[item.name]
         match item:
@@ -145,12 +147,23 @@ class Program:
             case _:
                 raise NotImplementedError(f"no instruction for {type(item).__name__}")
 
+    def _sent(self, item: Send, place: int, width: int) -> list[int]:
+        """A value at ``place`` leaves, or what of it was kept."""
+        kept, (*boxes, half) = self.part.edges[item.edge].kept, self._message(item.edge)
+        if kept:
+            detail = self.places[f"{item.value}.kept"]
+            return [SEND_KEPT, place, NOWHERE, NOWHERE, 0, width, kept, *boxes, detail, half]
+        return [SEND, place, NOWHERE, NOWHERE, 0, width, 0, *boxes, 0, half]
+
     def _received(self, item: Receive, out: int) -> Iterator[list[int]]:
         """What puts a value together at ``out``."""
         for number in item.edges:
-            edge, (there, back, half) = self.part.edges[number], self._message(number)
-            flags, first = half | BY_A * edge.gradient, edge.columns.start
-            yield [RECEIVE, NOWHERE, NOWHERE, NOWHERE, out, edge.width, item.width, there, back, first, flags]
+            edge, (*boxes, half) = self.part.edges[number], self._message(number)
+            kind, detail = RECEIVE, edge.columns.start
+            if edge.kept:
+                kind, detail = RECEIVE_KEPT, self.places[f"{item.name}.kept"]
+            flags = half | BY_A * edge.gradient
+            yield [kind, NOWHERE, NOWHERE, NOWHERE, out, edge.entries, item.width, *boxes, detail, flags]
         if item.own:
             width = self.part.widths[item.own]
             yield [COPY, self.places[item.own], NOWHERE, NOWHERE, out, width, item.width, 0, 0, item.first, 0]

@@ -19,7 +19,7 @@ from ssmpi.model.edges import Receive, Send
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HelperModel, HomeModel, HomeOptimizer
 from ssmpi.model.messages import Channel
-from ssmpi.model.network import DENSE, Inputs
+from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Linear, Network
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
 from ssmpi.model.parameters import by_name
@@ -27,6 +27,7 @@ from ssmpi.model.part import transform
 from ssmpi.model.places import PLANS, Columns, places_of
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
+from ssmpi.model.top_k import TopK
 from ssmpi.model.zoo import network_of
 
 LIMIT = 60_000_000_000  # ns
@@ -146,9 +147,9 @@ class One:
         return self._optimizer.state()
 
 
-def network_named(name, inputs=None, wide=512):
+def network_named(name, inputs=None, wide=512, top_k=()):
     options = ModelOptions(
-        name=name, bottom=(wide, 64, 16), top=(wide, 256, 1), dcn_v2=DCNv2Options(2, 0),
+        name=name, bottom=(wide, 64, 16), top=(wide, 256, 1), top_k=top_k, dcn_v2=DCNv2Options(2, 0),
         deepfm=DeepFMOptions((wide, 300)),
     )  # fmt: skip
     return network_of(options, inputs or Inputs(13, 8, 16))
@@ -202,6 +203,50 @@ def test_a_lane_is_one_trainer(name, group, optimizer, plan):
     assert_same(lane, One(network, options=OPTIONS[optimizer]), batches, 0 if exact else 1e-5)
 
 
+TOP_K = ("bottom.0: 0.95", "bottom.2: 0.75", "top.2: 0.9")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("group", "home"), [(2, 0), (3, 1)])
+def test_a_lane_with_sparse_edges_is_one_trainer(group, home, precision):
+    """To the bit, over edges with all three ways to write places; whichever of the two a TopK is with, or both."""
+    if not brgemm.kernels(precision):
+        pytest.skip("MKL adds up by addresses")
+    network = network_named("dlrm", top_k=TOP_K)
+    rules = ["bottom.0*: 1", "bottom.2*: 2" if group > 2 else "bottom.2*: 0", "bottom.4: 0", "pairs: 0", "top.0: 0",
+             "top.2*: 1", "top.4: 0"]  # fmt: skip
+    lane = Group(network, places_of(rules, network, group), home, precision)
+    sparse = {edge.value: (edge.kept, edge.message) for edge in lane.parts[0].edges if edge.kept}
+    assert sparse["bottom.0.top_k"] == (26, 4 * 26 + 52)
+    assert sparse["top.2.top_k"] == (26, 4 * 26 + 26)
+    batches = batches_of(network, [128, 128, 2048, 2048, 700, 77])
+    assert read_once(lane)
+    assert_same(lane, One(network, precision), batches, 0)
+
+
+@pytest.mark.skipif(not brgemm.kernels("fp32"), reason="MKL adds up by addresses")
+def test_a_share_of_0_is_no_top_k():
+    """To the bit; its edges are dense, for they would be longer."""
+    network = network_named("dlrm", top_k=("bottom.2: 0", "top.0: 0"))
+    lane = Group(network, places_by_plan("stages", network, 2), 0)
+    assert not any(edge.kept for edge in lane.parts[0].edges)
+    assert_same(lane, One(network_named("dlrm")), batches_of(network, [128, 700, 77, 5]), 0)
+
+
+def test_gradients_of_several_readers_meet_at_the_kept_places():
+    """Of a sparse edge, of another, and of an operator beside the TopK: of a step of two pieces, to rounding."""
+    layers = Linear("a", (DENSE,), 300, "relu"), TopK("few", ("a",), 0.9)
+    read = [Linear(name, ("few",), 8) for name in ("b", "c", "d")]
+    ends = Concat("all", ("b", "c", "d", ROWS)), Linear("logit", ("all",), 1)
+    network = Network((*layers, *read, *ends), Inputs(13, 8, 16))
+    lane = Group(network, places_of(["[ab]: 0", "few: 0", "c: 1", "d: 2", "*: 2"], network, 3), 2)
+    assert [(edge.kept, edge.message) for edge in lane.parts[0].edges if edge.value == "few"] == [(30, 158)] * 2
+    batch, one = batches_of(network, [PIECE + 1]), One(network)
+    for values, wanted in zip(lane.train(batch)[0], one.train(batch)[0], strict=True):
+        np.testing.assert_allclose(values, wanted, atol=1e-7)
+    np.testing.assert_allclose(lane.vector, one.vector, rtol=1e-4, atol=1e-5)
+
+
 def mean_loss(logits, labels):
     return np.mean(np.logaddexp(0, logits.astype(float)) - labels * logits)
 
@@ -228,7 +273,7 @@ def test_columns_are_near_one_trainer(name, group, optimizer):
 
 
 @settings(max_examples=60, deadline=None)
-@given(tagged(), st.data())
+@given(tagged(shares=()), st.data())
 def test_any_network_in_any_places_is_one_trainer(tagged_network, data):
     """Two batches, the second in two pieces: logits, row gradients and, by the steps that they make, parameter
     gradients; and each edge carries the messages, and the bytes, that it says.

@@ -14,12 +14,17 @@ from ssmpi.model.edges import Receive, Send
 from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Linear
 from ssmpi.model.part import transform, whole
 from ssmpi.model.places import places_of
+from ssmpi.model.top_k import with_top_k
 
 
 @st.composite
-def tagged(draw, rounded=False):
-    """A network, a group's size and rules that fit them, an operator each."""
+def tagged(draw, rounded=False, shares=(0.0, 0.5, 0.9)):
+    """A network, a group's size and rules that fit them, an operator each; a ``TopK`` of any of the ``shares`` behind
+    some operators.
+    """
     network, group, rules = draw(networks()), draw(st.integers(1, 4)), []
+    behind = [operator.name for operator in network.operators[:-1] if shares and draw(st.booleans())]
+    network = with_top_k(network, [f"{name}: {draw(st.sampled_from(shares))}" for name in behind])
     for operator in network.operators:
         places = ["home", *map(str, range(group))]
         if isinstance(operator, Linear) and operator.outputs >= group:
@@ -215,7 +220,9 @@ def test_every_send_has_its_receive(example, data):
     for part in parts:
         assert part.edges == parts[0].edges
         assert part.mailboxes(7) == parts[0].mailboxes(7)
-        assert [size for *_, size in part.mailboxes(7)][: len(part.edges)] == [e.width * 28 for e in part.edges]
+        there = part.mailboxes(7)[: len(part.edges)]
+        assert [box.size for box in there] == [e.message * 7 for e in part.edges]
+        assert [box.entries for box in there] == [(e.kept or e.width) * 7 for e in part.edges]
     rows = defaultdict(list)
     for part in parts:
         for name, owned in part.owned.rows.items():
