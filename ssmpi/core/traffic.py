@@ -86,16 +86,16 @@ class Traffic:
 
 
 class Meter:
-    """The traffic of one conversation: the default classes of what is ``sent`` and ``received``; None if the other end
-    counts.
+    """The traffic of one conversation: the default classes of what is ``sent`` (its ``link``) and ``received``; None
+    if the other end counts.
     """
 
     def __init__(self, traffic: Traffic, sent: Link, received: Link | None = None) -> None:
-        self.traffic, self._sent, self._received = traffic, sent, received
+        self.traffic, self.link, self._received = traffic, sent, received
 
     def sent(self, size: int, link: Link | None = None) -> None:
         """A message leaves."""
-        self.traffic.add(self._sent if link is None else link, size)
+        self.traffic.add(self.link if link is None else link, size)
 
     def received(self, size: int, link: Link | None = None) -> None:
         """An answer of this size is expected."""
@@ -105,12 +105,12 @@ class Meter:
     def reduced(self, size: int, ranks: int) -> None:
         """A vector is summed over ``ranks`` ranks."""
         if ranks > 1:
-            self.traffic.add(self._sent, 2 * (ranks - 1) * size / ranks)
+            self.traffic.add(self.link, 2 * (ranks - 1) * size / ranks)
 
     def spread(self, size: int, rank: int, ranks: int) -> None:
         """The first rank broadcasts its vector."""
         if rank == 0 and ranks > 1:
-            self.traffic.add(self._sent, (ranks - 1) * size)
+            self.traffic.add(self.link, (ranks - 1) * size)
 
 
 def meter(traffic: Traffic, conversation: str) -> Meter:

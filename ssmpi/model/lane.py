@@ -29,7 +29,7 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.model import blas, brgemm, kernels
 from ssmpi.model.executor import GRADIENTS, WEIGHTS, CompiledStep, finish, mail_of, run_step
-from ssmpi.model.messages import CODE, DONE, Channel, Mail, receive, send
+from ssmpi.model.messages import Channel, Mail, receive, send
 from ssmpi.model.network import floats_in
 from ssmpi.model.part import FACTOR, Part
 from ssmpi.model.program import Program
@@ -47,7 +47,7 @@ class MemberModel(ThreadModel):
         self.weights = memory[: floats_in(part.layout)]
         self._gradients, self._owned = aligned(self.weights.shape), floats_in(part.owned.layout)
         self._gradients.fill(0.0)
-        self._channel, sgemm, found = channel, blas.sgemm(), brgemm.kernels(precision)
+        self.part, self.channel, sgemm, found = part, channel, blas.sgemm(), brgemm.kernels(precision)
         if not sgemm or (precision == "bf16" and not found):
             raise SettingsError(
                 f"model.precision = '{precision}' would be computed by torch on this processor, and a group's members "
@@ -74,18 +74,22 @@ class HomeModel(MemberModel):
         assert self._compiled
         logits, by_rows = self._compiled.results.of(rows)
         _step_at_home(self._words, self._helpers, dense, rows, labels, logits, by_rows)
-        self._channel.check()
+        self.channel.check()
         return logits, by_rows
+
+    def begin(self, examples: int) -> None:
+        """What ``forward_backward`` does before it computes; for emulations, which wait instead of that."""
+        _begin_step(self._words, self._helpers, examples)
+        self.channel.check()
 
     def send_gradients(self, factor: float) -> None:
         """Let the helpers take their step, at ``factor`` times the learning rate."""
         _send_gradients(self._words, self._helpers, self._owned, factor)
-        self._channel.check()
+        self.channel.check()
 
     def close(self) -> None:
         """Wait for the helpers' last steps, and let them end."""
-        _close(self._words, self._helpers)
-        self._channel.check()
+        self.begin(CLOSE)
 
 
 class HomeOptimizer:
@@ -113,15 +117,31 @@ class HelperModel(MemberModel):
         """Compute the lane's steps until its home closes it: yields the rate's factor for each, when the gradients of
         all that this member owns are complete, to be applied before the next.
         """
-        _send_weights(self._words, self._begin, self._lent, self._message)
+        self.send_weights()
         while True:
             count, factor = _help(self._words, self._begin, self._lent, self._message)
-            self._channel.check()
+            self.channel.check()
             if count == CLOSE:
                 return
             yield factor
-            _send_weights(self._words, self._begin, self._lent, self._message)
-            self._channel.check()
+            self.send_weights()
+
+    def send_weights(self) -> None:
+        """Let the home have what it computes with of this member's parameters. For emulations, as what follows."""
+        _send_weights(self._words, self._begin, self._lent, self._message)
+        self.channel.check()
+
+    def await_batch(self) -> int:
+        """The size of the lane's next batch, or CLOSE."""
+        count: int = _await_batch(self._words, self._begin)
+        self.channel.check()
+        return count
+
+    def take_gradients(self) -> float:
+        """Put the home's gradients of what it borrows beside those computed here; returns the rate's factor."""
+        factor: float = _take_gradients(self._words, self._begin, self._lent, self._message)
+        self.channel.check()
+        return factor
 
 
 def _lent(part: Part) -> np.ndarray:
@@ -147,8 +167,9 @@ def _take_weights(args: np.ndarray, helpers: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _begin(args: np.ndarray, helpers: np.ndarray, examples: int) -> None:
-    """Tell all helpers the size of the batch."""
+def _begin_step(args: np.ndarray, helpers: np.ndarray, examples: int) -> None:
+    """Take new copies, and tell all helpers the size of the batch."""
+    _take_weights(args, helpers)
     mail, number = mail_of(args), np.full(1, examples, np.int64)
     for begin, _, _ in helpers:
         send(mail, begin, number.view(np.float32), 1, FACTOR, FACTOR, False)
@@ -159,8 +180,7 @@ def _step_at_home(
     args: np.ndarray, helpers: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray,
     logits: np.ndarray, by_rows: np.ndarray,
 ) -> None:  # fmt: skip
-    _take_weights(args, helpers)
-    _begin(args, helpers, len(logits))
+    _begin_step(args, helpers, len(logits))
     run_step(args, dense, rows, labels, logits, by_rows, True)
 
 
@@ -176,31 +196,39 @@ def _send_gradients(args: np.ndarray, helpers: np.ndarray, owned: int, factor: f
 
 
 @njit(cache=True, nogil=True)
-def _close(args: np.ndarray, helpers: np.ndarray) -> None:
-    _take_weights(args, helpers)
-    _begin(args, helpers, CLOSE)
-
-
-@njit(cache=True, nogil=True)
 def _help(args: np.ndarray, begin: int, lent: np.ndarray, message: np.ndarray) -> tuple[int, float]:
     """Wait for a batch, however long that takes, compute this part of it, and take the gradients of ``lent`` parameters
     by ``message``: the size of the batch and the rate's factor.
     """
-    gradients, mail = array_at(args, GRADIENTS, np.float32), mail_of(args)
-    number, nothing = np.empty(1, np.int64), np.empty(0, np.float32)
+    count, rows, nothing = _await_batch(args, begin), np.empty((0, 0, 0), np.float32), np.empty(0, np.float32)
+    if count == CLOSE:
+        return CLOSE, 0.0
+    run_step(args, np.empty((0, 0), np.float32), rows, nothing, np.empty(count, np.float32), rows, True)
+    return count, _take_gradients(args, begin, lent, message)
+
+
+@njit(cache=True, nogil=True)
+def _await_batch(args: np.ndarray, begin: int) -> int:
+    """The size of the next batch; CLOSE also if a message has failed."""
+    mail, number = mail_of(args), np.full(1, CLOSE, np.int64)
     patient = Mail(mail.addresses, mail.failed, 0)
     receive(patient, begin, number.view(np.float32), 1, FACTOR, FACTOR, False, False)
-    if mail.failed[CODE] != DONE or number[0] == CLOSE:
-        return CLOSE, 0.0
-    rows = np.empty((0, 0, 0), np.float32)
-    run_step(args, np.empty((0, 0), np.float32), rows, nothing, np.empty(number[0], np.float32), rows, True)
+    count: int = number[0]
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _take_gradients(args: np.ndarray, begin: int, lent: np.ndarray, message: np.ndarray) -> float:
+    """Take STEP: gradients of ``lent`` parameters, and the rate's factor."""
+    gradients, mail = array_at(args, GRADIENTS, np.float32), mail_of(args)
     receive(mail, begin + 1, message, 1, message.size, message.size, False, False)
     place, factor = 0, np.empty(1, np.float64)
     for first, size in lent:
         kernels.copy(message[place : place + size], gradients[first:])
         place += size
     kernels.copy(message[place:], factor.view(np.float32))
-    return number[0], factor[0]
+    rate_factor: float = factor[0]
+    return rate_factor
 
 
 @njit(cache=True, nogil=True)

@@ -46,3 +46,14 @@ def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data, wher
     assert "Emulated on one host" in finished.out
     assert ("virtual host" in finished.out) == bool(where)
     assert (tmp_path / "cluster.txt").read_text() == finished.out
+
+
+def test_members_of_a_group_train_behind_their_links(tmp_path, small_data):
+    """No machine is quick enough for more than the links carry: lanes wait for 0.95 MB in either direction."""
+    words = (f"data.folder={small_data}", "data.block_rows=512", "data.batch_size=32")
+    arguments = ("--group", "2", "--trainers", "2", "--only", "data", "--seconds", "0.6", "--rank-link-mb", "10")
+    finished = ssmpi("bench", "cluster", *words, *arguments, "--folder", tmp_path).check()
+    (row,) = json.loads((tmp_path / "cluster.json").read_text())["rows"]
+    assert row["predicted_eps"] == pytest.approx(2 * 32 / (0.05 + 4 * 475_985 / 10e6), rel=1e-3)
+    assert 0 < row["eps"] / row["predicted_eps"] < 1.5
+    assert "groups of 2, data, 10 MB/s" in finished.out

@@ -1,5 +1,5 @@
-"""The emulated parts of a job of ``ssmpi bench cluster``: dense computation is a wait, servers' links are token
-buckets.
+"""The emulated parts of a job of ``ssmpi bench cluster``: dense computation is a wait, links are token buckets. How a
+group's members compute is in ``emulated_group``.
 
 Everything else is real: ranks, messages, rows, rounds, ``train.hogwild``. Like stopwatches, both stand between a loop
 and what it calls.
@@ -7,20 +7,22 @@ and what it calls.
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ssmpi.bench.harness.loop import TrainerView
+from ssmpi.bench.harness.loop import AnyTrainer, TrainerView
 from ssmpi.bench.harness.stages import ServerEnd
 from ssmpi.bench.harness.windows import clock
-from ssmpi.core.protocols import MPIRequest
+from ssmpi.core.protocols import Arrival, MPIRequest
 from ssmpi.core.topology import Role
-from ssmpi.roles.worker import WorkerModel, WorkerPace, WorkerTrainer
+from ssmpi.roles.worker import WorkerModel, WorkerPace
 
 if TYPE_CHECKING:
     from ssmpi.comm.inbox import Inbox
@@ -31,12 +33,13 @@ SIZE = 1e-4  # magnitude of a pseudo-gradient's elements: the replica changes sl
 @dataclass(frozen=True)
 class Emulation:
     """Seconds of a ``step``; the rate of each PS's link in bytes per second and direction, None if it is not
-    limited.
+    limited; ``group_link`` is that of a trainer's, for what members of a group send each other.
     """
 
     step: float
     sync_link: float | None = None
     embedding_link: float | None = None
+    group_link: float | None = None
 
     def link(self, role: Role) -> float | None:
         """The rate of the link of a server of this role."""
@@ -44,49 +47,70 @@ class Emulation:
 
 
 class EmulatedTrainer(TrainerView):
-    """A trainer whose workers' models wait. A foreground round prolongs the step of the thread that runs it."""
+    """A trainer with a core for each of ``threads`` workers, whose models wait. A foreground round prolongs the step of
+    the thread that runs it.
+    """
 
-    def __init__(self, trainer: WorkerTrainer, seconds: float, index: int) -> None:
+    def __init__(self, trainer: AnyTrainer, seconds: float, index: int, threads: int) -> None:
         super().__init__(trainer)
-        self._seconds, self._index, self._steps = seconds, index, dict[int, EmulatedStep]()
-        self.pace = ProlongingPace(trainer.pace, self._steps)
+        self._seconds, self._index, self._cores = seconds, index, Cores(threads)
+        self._computing = dict[int, Computing]()
+        self.pace = ProlongingPace(trainer.pace, self._computing)
 
     def model_of(self, thread: int) -> WorkerModel:
         """As ``WorkerTrainer``."""
-        self._steps[thread] = EmulatedStep(self._seconds)
-        return WaitingModel(super().model_of(thread), self._steps[thread], self._index)
+        model, computing, seconds = self._trainer.model_of(thread), self._computing_of(thread), self._seconds
+        return WaitingModel(model, model.arrays[1], lambda _: computing.compute(seconds), self._index)
+
+    def _computing_of(self, thread: int) -> Computing:
+        computing = self._computing[thread] = Computing(self._cores)
+        return computing
 
 
 class ProlongingPace:
     """A pace whose rounds in the foreground prolong the step of their thread."""
 
-    def __init__(self, pace: WorkerPace, steps: Mapping[int, EmulatedStep]) -> None:
-        self._inner, self._steps, self.thread_done = pace, steps, pace.thread_done
+    def __init__(self, pace: WorkerPace, computing: Mapping[int, Computing]) -> None:
+        self._inner, self._computing, self.thread_done = pace, computing, pace.thread_done
 
     def after_step(self, thread: int) -> None:
-        """A worker thread has finished an iteration."""
+        """A thread has finished an iteration."""
         began = clock()
         self._inner.after_step(thread)
-        self._steps[thread].prolong(clock() - began)
+        self._computing[thread].prolong(clock() - began)
 
 
-class EmulatedStep:
-    """The end of an emulated dense computation: ``seconds`` after the previous one, plus the time of other delays.
+class Cores:
+    """The cores of one trainer, which its threads take in turns, first come, first served."""
 
-    The host's time for the rest of a step (reading, routing, recording) is part of the wait. A late wake-up is made up
-    for in the next step; late rows or a late round are not.
+    def __init__(self, count: int) -> None:
+        self._free, self._lock = [-math.inf] * count, threading.Lock()  # when each core is free again
+
+    def take(self, ready: float, seconds: float) -> float:
+        """Compute for so long from ``ready`` on, or from when a core is free; returns when that ends."""
+        with self._lock:
+            core = self._free.index(min(self._free))
+            self._free[core] = max(ready, self._free[core]) + seconds
+            return self._free[core]
+
+
+class Computing:
+    """A thread whose computation is emulated by waits; it needs one of ``cores`` for each.
+
+    What a thread does in between (reading, routing, recording) is part of the wait. A late wake-up is made up for;
+    late rows, late messages and late rounds are not.
     """
 
     def __init__(
-        self, seconds: float, now: Callable[[], float] = clock, sleep: Callable[[float], None] = time.sleep
+        self, cores: Cores, now: Callable[[], float] = clock, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._seconds, self._now, self._sleep = seconds, now, sleep
-        self._end: float | None = None
+        self._cores, self._now, self._sleep = cores, now, sleep
+        self._end: float | None = None  # of what it has computed
 
-    def wait(self) -> None:
-        """Sleep until the end of this step's dense computation."""
+    def compute(self, seconds: float) -> None:
+        """Sleep until it is done."""
         now = self._now()
-        due = now if self._end is None else self._end + self._seconds
+        due = self._cores.take(now if self._end is None else self._end, seconds)
         self._sleep(max(0.0, due - now))
         self._end = max(due, now)
 
@@ -95,14 +119,19 @@ class EmulatedStep:
         if self._end is not None:
             self._end += seconds
 
+    def resume(self) -> None:
+        """What the thread has waited for came just now."""
+        self._end = self._now()
+
 
 class WaitingModel:
-    """A model that waits instead of computing. Its small pseudo-gradients are constant and differ between trainers."""
+    """A model that waits instead of computing: ``step(examples)``. Its small pseudo-gradients are constant and differ
+    between trainers. ``inner`` is what it stands for, with all its ``gradients``, float32 (parameters,).
+    """
 
-    def __init__(self, model: WorkerModel, step: EmulatedStep, trainer: int) -> None:
-        self.arrays, self._step = model.arrays, step
-        generator = np.random.default_rng(trainer)
-        self._dense = generator.normal(scale=SIZE, size=self.arrays[1].shape).astype(np.float32)
+    def __init__(self, inner: WorkerModel, gradients: np.ndarray, step: Callable[[int], None], trainer: int) -> None:
+        self.inner, self.arrays, self._gradients, self._step = inner, inner.arrays, gradients, step
+        self._dense = pseudo_gradients(gradients.size, trainer)
         self._rows = np.empty((0, 0, 0), np.float32)
 
     def forward_backward(
@@ -111,9 +140,14 @@ class WaitingModel:
         """Wait, then return logits of 0 (batch,) and constant gradients (batch, features, dim)."""
         if self._rows.shape != rows.shape:
             self._rows = np.full(rows.shape, SIZE, np.float32)
-        self.arrays[1][:] = self._dense
-        self._step.wait()
+        self._gradients[:] = self._dense
+        self._step(len(rows))
         return np.zeros(len(rows), np.float32), self._rows
+
+
+def pseudo_gradients(size: int, trainer: int) -> np.ndarray:
+    """What a trainer steps by, float32 (size,)."""
+    return np.random.default_rng(trainer).normal(scale=SIZE, size=size).astype(np.float32)
 
 
 class Bucket:
@@ -179,3 +213,74 @@ class LimitedLink:
     def _let_go(self) -> None:
         while self._going and self._going[0].due <= self._now():
             self._going.popleft().start()
+
+
+class Leaving:
+    """Acts as the MPI request of a message that begins to leave at ``start`` and has left at ``end``."""
+
+    def __init__(self, start: float, end: float, send: Callable[[], MPIRequest], link: MemberLink) -> None:
+        self.start, self.end, self._send, self._link = start, end, send, link
+        self._request: MPIRequest | None = None
+
+    def begin(self) -> None:
+        """Send it by MPI: its reader's link holds it until its last byte has arrived."""
+        self._request = self._send()
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        """Whether it has left."""
+        self._link.let_go()
+        return self._request is not None and self._link.now() >= self.end and bool(self._request.Test())
+
+
+class MemberEnd(Protocol):
+    """What ``comm.mover`` uses of a conversation."""
+
+    def isend(self, array: np.ndarray, dest: int, tag: int) -> MPIRequest:
+        """Start sending a contiguous array."""
+
+    def next_arrival(self) -> Arrival | None:
+        """The next message from any rank, for the caller to receive; or None."""
+
+
+class MemberLink:
+    """A member's end of its group's conversation behind a link of ``rate`` bytes per second and direction, for its
+    mover. Bytes arrive as they leave: a message takes its size / ``rate`` if nothing else is on either end's link.
+    """
+
+    NAP = 5e-4  # while it holds something back: a mover whose messages are under way hardly sleeps
+
+    def __init__(
+        self,
+        inner: MemberEnd,
+        rate: float,
+        now: Callable[[], float] = clock,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._inner, self._rate, self.now, self._sleep = inner, rate, now, sleep
+        self._inwards, self._outwards = Bucket(rate), Bucket(rate)
+        self._coming: deque[tuple[float, Arrival]] = deque()
+        self._going: deque[Leaving] = deque()
+
+    def isend(self, array: np.ndarray, dest: int, tag: int) -> Leaving:
+        """Send when the link has let all before it pass; the array must not change until the request is complete."""
+        end = self._outwards.passed(array.nbytes, self.now())
+        self._going.append(
+            Leaving(end - array.nbytes / self._rate, end, lambda: self._inner.isend(array, dest, tag), self)
+        )
+        return self._going[-1]
+
+    def next_arrival(self) -> Arrival | None:
+        """The next message that the link has let pass."""
+        self.let_go()
+        while found := self._inner.next_arrival():
+            self._coming.append((self._inwards.passed(found.size, self.now()), found))
+        if self._coming and self._coming[0][0] <= self.now():
+            return self._coming.popleft()[1]
+        if self._coming or self._going:
+            self._sleep(self.NAP)
+        return None
+
+    def let_go(self) -> None:
+        """Send what may begin to leave."""
+        while self._going and self._going[0].start <= self.now():
+            self._going.popleft().begin()

@@ -5,12 +5,17 @@ thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from ssmpi.bench.harness.windows import Ticks, clock
 from ssmpi.core.protocols import DenseStep
 from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups
-from ssmpi.roles.worker import WorkerModel, WorkerPace, WorkerProgress, WorkerTrainer
+from ssmpi.roles.worker import HelpingTrainer, WorkerModel, WorkerPace, WorkerProgress, WorkerTrainer
+
+
+class AnyTrainer(WorkerTrainer, HelpingTrainer, Protocol):
+    """A trainer as all its threads see it."""
 
 
 class TrainerView:
@@ -18,7 +23,7 @@ class TrainerView:
     trains.
     """
 
-    def __init__(self, trainer: WorkerTrainer) -> None:
+    def __init__(self, trainer: AnyTrainer) -> None:
         self._trainer = trainer
         self.progress: WorkerProgress = trainer.progress
         self.pace: WorkerPace = trainer.pace
@@ -38,6 +43,11 @@ class TrainerView:
     def stream(self, thread: int) -> Iterator[Batch]:
         """As ``WorkerTrainer``."""
         return self._trainer.stream(thread)
+
+    @property
+    def helping(self) -> HelpingTrainer:
+        """The trainer as its helper threads see it, whose steps are not counted."""
+        return self._trainer
 
 
 class TickingPace:

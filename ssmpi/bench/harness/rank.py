@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.bench.harness import gil, process_usage, results
-from ssmpi.bench.harness.emulation import EmulatedTrainer, LimitedLink
+from ssmpi.bench.harness.emulation import EmulatedTrainer, LimitedLink, MemberLink
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.loop import TickingPace, TrainerView
 from ssmpi.bench.harness.probes import PROBES, Probed
@@ -26,6 +26,7 @@ from ssmpi.comm import failure, signals
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import Config, load
 from ssmpi.core.topology import Role
+from ssmpi.core.traffic import Link
 from ssmpi.files import log
 from ssmpi.host import memory_folder
 from ssmpi.recovery.start import BEGINNING, Start
@@ -76,8 +77,10 @@ def play(task: Task, config: Config, job: Job) -> None:
 
 
 def conversation_of(task: Task, role: Role, spent: dict[str, float]) -> MakeConversation:
-    """What makes a rank's conversations: a server's have a stopwatch that adds to ``spent``, or a slow link."""
-    from ssmpi.bench.harness.conversations import ServedThrough
+    """What makes a rank's conversations: a server's have a stopwatch that adds to ``spent``, or a slow link; so has a
+    trainer's with its group.
+    """
+    from ssmpi.bench.harness.conversations import MovedThrough, ServedThrough
     from ssmpi.comm.messages import Conversation
 
     rate = task.emulation.link(role) if task.emulation else None
@@ -85,6 +88,9 @@ def conversation_of(task: Task, role: Role, spent: dict[str, float]) -> MakeConv
         return partial(ServedThrough, partial(StagedServer, spent, role))
     if role is not Role.TRAINER and rate is not None:
         return partial(ServedThrough, partial(LimitedLink, rate=rate))
+    if task.emulation and (rate := task.emulation.group_link):
+        group = partial(MovedThrough, partial(MemberLink, rate=rate))
+        return lambda *made: (group if made[-1].link is Link.GROUP else Conversation)(*made)
     return Conversation
 
 
@@ -131,7 +137,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     meter = trainer.start("meter", measure)
     for _ in trainer.parts():
         pace.begin()
-        trainer.train_part(lambda thread, _: hogwild(thread, view), help_lane)
+        trainer.train_part(lambda thread, _: hogwild(thread, view), lambda thread, _: help_lane(thread, view.helping))
     meter.join(
         config.waiting.time_limit_seconds
     )  # another trainer may have stopped the job a moment before this one is done
@@ -145,8 +151,13 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
 
 def view_of(task: Task, trainer: Trainer) -> TrainerView:
     """The trainer as its worker threads see it."""
+    topology = trainer.config.topology
+    if task.emulation and topology.group > 1:
+        from ssmpi.bench.harness.emulated_group import EmulatedMember
+
+        return EmulatedMember(trainer, task.emulation.step, trainer.world.index, topology.threads)
     if task.emulation:
-        return EmulatedTrainer(trainer, task.emulation.step, trainer.world.index)
+        return EmulatedTrainer(trainer, task.emulation.step, trainer.world.index, topology.threads)
     return StagedTrainer(trainer) if task.probe == "stages" else TrainerView(trainer)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ssmpi import cli, compress
-from ssmpi.bench import cluster
-from ssmpi.bench.cluster import Scenario
+from ssmpi.bench import cluster, cluster_scenarios
+from ssmpi.bench.cluster_scenarios import SCENARIOS, Scenario
 from ssmpi.bench.harness import virtual_hosts
-from ssmpi.bench.harness.emulation import Bucket, EmulatedStep, EmulatedTrainer, Emulation, LimitedLink
+from ssmpi.bench.harness.emulation import Bucket, Computing, Cores, EmulatedTrainer, Emulation, LimitedLink
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.comm.inbox import Inbox
@@ -132,29 +132,29 @@ def test_a_service_behind_a_link_ends_only_when_every_reply_has_left():
 
 def test_a_step_takes_its_time_and_no_more_whatever_the_host_adds():
     clock = Clock()
-    step = EmulatedStep(0.020, clock, lambda seconds: clock.sleep(seconds + 0.0008))  # woken late
-    step.wait()
+    step = Computing(Cores(1), clock, lambda seconds: clock.sleep(seconds + 0.0008))  # woken late
+    step.compute(0.020)
     began = clock.time
     for k in range(100):
         clock.time += 0.001 + 0.018 * (k % 2)  # the rest of a step, nearly as long as the step at times
-        step.wait()
+        step.compute(0.020)
     assert clock.time - began == pytest.approx(2.0, abs=0.001)
 
 
 def test_rows_that_come_late_and_rounds_in_the_foreground_add_to_a_step():
     clock = Clock()
-    step = EmulatedStep(0.020, clock, clock.sleep)
-    step.wait()
+    step = Computing(Cores(1), clock, clock.sleep)
+    step.compute(0.020)
     began = clock.time
     for _ in range(10):
         clock.time += 0.050  # waiting for rows
-        step.wait()
+        step.compute(0.020)
     assert clock.time - began == pytest.approx(0.5)
     began = clock.time
     for _ in range(10):
         clock.time += 0.030
         step.prolong(0.030)
-        step.wait()
+        step.compute(0.020)
     assert clock.time - began == pytest.approx(0.5)
 
 
@@ -230,7 +230,7 @@ def test_a_pull_and_a_push_have_as_many_bytes_as_the_wire_format_says():
 def read(tmp_path, data, *overrides):
     path = tmp_path / "run.toml"
     path.write_text(f'[data]\nfolder = "{data}"')
-    return load(path, (*cluster.SMALL, *overrides))
+    return load(path, (*cluster_scenarios.SMALL, *overrides))
 
 
 def test_distinct_rows_are_those_of_the_data(tmp_path, small_data):
@@ -252,7 +252,7 @@ def test_a_run_file_is_taken_as_it_is(tmp_path, small_data):
         forecast.forecast(read(tmp_path, small_data, *SYNCHRONOUS), 0.02, LinkSpeeds())
 
 
-def test_a_group_is_predicted_by_its_parts_and_not_emulated(tmp_path, small_data):
+def test_a_group_is_predicted_by_its_parts(tmp_path, small_data):
     """``data``: every lane sends its gradients of half of the parameters, and gets the weights."""
     config = read(tmp_path, small_data, "sync.algorithm=ma", "topology.trainers=4", "topology.group=2")
     found = forecast.forecast(config, 0.02, LinkSpeeds(trainer=10e6))
@@ -265,7 +265,7 @@ def test_a_group_is_predicted_by_its_parts_and_not_emulated(tmp_path, small_data
     assert forecast.forecast(first, 0.02, LinkSpeeds()).of(4).eps == pytest.approx(2 * 32 / 0.02)
     base = tmp_path / "base.toml"
     base.write_text(f'data.folder = "{small_data}"\ntopology.group = 2\ntopology.trainers = 2')
-    with pytest.raises(SettingsError, match="does not emulate groups"):
+    with pytest.raises(SettingsError, match="give groups by --group"):
         cluster.expected(cluster.ClusterOptions(folder=tmp_path), Scenario(), base)
 
 
@@ -308,23 +308,25 @@ def test_links_that_carry_anything_are_never_full():
 
 
 def test_every_shape_is_a_valid_run(tmp_path, small_data):
-    for scenario, trainers in cluster.ordered(cluster.SCENARIOS, [1, 20]):
+    for scenario, trainers in cluster_scenarios.ordered(SCENARIOS, [1, 20]):
         config = read(tmp_path, small_data, *scenario.overrides(trainers))
         assert config.topology.size == scenario.ranks(trainers)
         assert math.isfinite(forecast.forecast(config, 0.02, LinkSpeeds(1e7, 5e6)).of(trainers).eps)
-    assert len({scenario.name for scenario in cluster.SCENARIOS}) == len(cluster.SCENARIOS)
+    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
 
 
 def test_each_thread_of_a_trainer_waits_for_itself():
     """And a round in the foreground adds to the step of the thread that runs it."""
     vector = np.zeros(3, np.float32)
     model = SimpleNamespace(arrays=(vector, vector))
-    trainer = EmulatedTrainer(SimpleNamespace(model_of=lambda _: model, pace=Pace(), progress=None), 0.001, index=0)
+    trainer = EmulatedTrainer(
+        SimpleNamespace(model_of=lambda _: model, pace=Pace(), progress=None), 0.001, index=0, threads=2
+    )
     steps, ends = [], []
 
     def work(thread):
-        step = trainer.model_of(thread)._step
-        step.wait()
+        trainer.model_of(thread).forward_backward(*3 * (np.zeros((1, 1), np.float32),))
+        step = trainer._computing[thread]
         steps.append(step)
         before = step._end
         trainer.pace.after_step(thread)
@@ -381,7 +383,7 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
         "Emulated on one host",
         "a wait of 50 ms",
         "sync PS links carry 4 MB/s",
-        "a token bucket in its server's loop",
+        "a token bucket at its rank",
         "0 of 1 jobs",
         "over 90%",
         "1 of 1 jobs;",
