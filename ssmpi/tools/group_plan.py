@@ -12,6 +12,7 @@ from ssmpi.model.edges import Edge
 from ssmpi.model.network import Network, floats_in
 from ssmpi.model.part import bytes_of_step, transform
 from ssmpi.model.places import PLANS, Places, places_of
+from ssmpi.model.top_k import TopK
 from ssmpi.tools.units import in_units
 
 
@@ -57,18 +58,23 @@ def _products(network: Network, places: Places, homes: Sequence[int]) -> list[fl
 
 
 def _edges(network: Network, places: Places, homes: Sequence[int]) -> Iterator[str]:
+    strongest = {operator.name for operator in network.operators if isinstance(operator, TopK)}
     for home in homes:
         part = transform(network, places, home, home)
         sent = ", ".join(map(_edge, part.edges)) or "none"
         lent = 8 * sum(map(floats_in, part.lent.values()))
         yield f"  edges of home {home}: {sent}"
+        whole = [edge.value for edge in part.edges if edge.value in strongest and not edge.kept]
+        if whole:
+            yield f"    {', '.join(dict.fromkeys(whole))}: whole, for kept values and their places are longer"
         if lent:
             yield f"    gradients and new values of parameters that others own: {in_units(lent)} a step"
 
 
 def _edge(edge: Edge) -> str:
     kind = " bf16" if edge.bf16 else ""
-    return f"{edge.value} ({edge.width}{kind}) {edge.source} {'<->' if edge.gradient else '->'} {edge.reader}"
+    columns = f"{edge.kept} of {edge.width}" if edge.kept else f"{edge.width}"
+    return f"{edge.value} ({columns}{kind}) {edge.source} {'<->' if edge.gradient else '->'} {edge.reader}"
 
 
 def _costs(network: Network, places: Places, homes: Sequence[int], examples: int) -> str:

@@ -103,13 +103,31 @@ def test_the_model_of_a_group_is_scored_without_it(tmp_path, small_data, capsys)
     [(2, STAGES), (2, "hierarchy.plan=data"), (3, 'hierarchy.tags=["top.0: columns bf16", "top.*: 2", "*: home"]')],
 )
 def test_all_that_a_group_moves_is_what_its_edges_say(tmp_path, small_data, group, rules):
-    """Bytes and entries, to the last one: one lane, in two passes of two parts."""
+    """Bytes and entries, to the last one."""
+    by_messages(tmp_path, small_data, group, rules)
+
+
+def by_messages(folder, data, group, *settings):
+    """The run of one lane that exchanges all by messages, in two passes of two parts; they are as the plan says."""
     members = (f"topology.trainers={group}", f"topology.group={group}", 'hierarchy.homes="first"')
-    run = train_over_threads(tmp_path, small_data, *ONE, *members, rules, "hierarchy.transport=messages")
+    run = train_over_threads(folder, data, *ONE, *members, *settings, "hierarchy.transport=messages")
     config, result = load(run.folder / "run.toml"), run.result
     part = transform(config.network, config.places, 0, 0)
     assert result["bytes"]["group"] == part.moved(12_000, int(result["iterations"]), 4)
-    assert result["entries"]["group"] == 12_000 * sum(e.width * (1 + e.gradient) for e in part.edges)
+    assert result["entries"]["group"] == 12_000 * sum((e.kept or e.width) * (1 + e.gradient) for e in part.edges)
+    return run, part
+
+
+def test_the_strongest_values_train_a_group_as_one_process(tmp_path, small_data):
+    """To the bit, in groups of two and three; two edges carry 8 of 32 values."""
+    top_k = 'model.top_k=["bottom.0: 0.75", "top.0: 0.75"]'
+    reference = train_over_threads(tmp_path / "whole", small_data, *ONE, top_k)
+    for group, place in ((2, "home"), (3, "2")):
+        rules = f'hierarchy.tags=["bottom.0*: 1", "bottom.2: {place}", "top.0*: 1", "*: home"]'
+        run, part = by_messages(tmp_path / place, small_data, group, rules, top_k)
+        assert [edge.kept for edge in part.edges if edge.kept] == [8, 8]
+        assert_same(run, reference)
+        np.testing.assert_array_equal(run.losses(), reference.losses())
 
 
 CENTER = ("topology.sync_ps=2", "sync.fragments=3")

@@ -47,6 +47,15 @@ def test_one_lane_is_one_trainer_to_the_bit(tmp_path, small_data, one, way):
     assert run.result["examples"] == one.result["examples"]
 
 
+def test_sparse_edges_over_real_ranks_are_one_trainer(tmp_path, small_data):
+    """To the bit, with a quarter of the entries of dense ones."""
+    top_k, rules = 'model.top_k=["bottom.0: 0.75"]', 'hierarchy.tags=["bottom.0*: 1", "*: home"]'
+    alone = train_over_threads(tmp_path / "alone", small_data, top_k)
+    run = train(tmp_path / "group", small_data, *ONE_LANE, top_k, rules, "hierarchy.transport=messages")
+    assert_same(run, alone)
+    assert run.result["entries"]["group"] == 6_000 * (13 + 8 + 8)
+
+
 @pytest.mark.parametrize("plan", ["data", "stages", "columns"])
 @pytest.mark.parametrize("transport", ["auto", "messages"])
 def test_all_lanes_of_both_members_train_every_row_once(tmp_path, small_data, plan, transport):

@@ -49,6 +49,16 @@ def test_tags_of_a_first_home(tmp_path, small_data):
     assert "    gradients and new values of parameters that others own: " in text
 
 
+def test_edges_behind_a_top_k(tmp_path, small_data):
+    """65 and 52 bytes an example, with bf16 39 and 26; whole where the places would make it longer."""
+    rules = 'hierarchy.tags=["bottom.0*: 1 bf16", "bottom.2*: 1", "bottom.*: home", "top.0*: 1", "*: home"]'
+    top_k = 'model.top_k=["bottom.0: 0.95", "bottom.2: 0.95", "top.0: 0.01"]'
+    text = described(tmp_path, small_data, rules, top_k, 'hierarchy.homes="first"', "embedding.dim=16")
+    edges = "dense (13) 0 -> 1, bottom.2.top_k (13 of 256) 1 <-> 0, pairs (367) 0 <-> 1, top.0.top_k (512) 1 <-> 0"
+    assert f"  edges of home 0: {edges}" in text.splitlines()
+    assert "    top.0.top_k: whole, for kept values and their places are longer" in text.splitlines()
+
+
 def test_a_run_without_groups_has_none(tmp_path, small_data):
     assert "group" not in described(tmp_path, small_data, "topology.group=1")
 
