@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.cluster_scenarios import SMALL, WHOLE, Scenario, ordered, scenarios
+from ssmpi.bench.cluster_scenarios import SMALL, WHOLE, Scenario, visits
 from ssmpi.bench.cluster_table import FULL_HOST, line, table
 from ssmpi.bench.harness import data, reporting
 from ssmpi.bench.harness.emulation import Emulation
@@ -58,23 +58,23 @@ def emulation(options: ClusterOptions, scenario: Scenario) -> Emulation:
 
 def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """Run the whole benchmark; prints the table and returns the JSON file. The table is written beside it."""
-    possible = scenarios(options)
-    visits = ordered([scenario for scenario in possible if chosen(scenario.name, options.only)], options.trainers)
-    if not visits:
-        names = "; ".join(scenario.name for scenario in possible)
-        raise SettingsError(f"nothing to run with --only '{options.only}' and --trainers {options.trainers}: {names}")
+    possible = visits(options)
+    jobs = [(scenario, n) for scenario, n in possible if chosen(scenario.name, options.only)]
+    if not jobs:
+        names = "; ".join(dict.fromkeys(scenario.name for scenario, _ in possible))
+        raise SettingsError(f"--only '{options.only}' lets nothing through of what {options.trainers} can run: {names}")
     options.folder.mkdir(parents=True, exist_ok=True)
     base = run_file_for(options, run_file, overrides)
     say(
-        f"{len(visits)} jobs of up to {max(scenario.ranks(n) for scenario, n in visits)} ranks, "
+        f"{len(jobs)} jobs of up to {max(scenario.ranks(n) for scenario, n in jobs)} ranks, "
         f"{timing_of(options).total:g} s each"
     )
     header, rows = reporting.describe(), []
-    models = {scenario: expected(options, scenario, base) for scenario, _ in visits}
-    with starter(options, visits, base) as start:
-        for number, (scenario, trainers) in enumerate(visits):
+    models = {scenario: expected(options, scenario, base) for scenario, _ in jobs}
+    with starter(options, jobs, base) as start:
+        for number, (scenario, trainers) in enumerate(jobs):
             rows.append(visit(options, scenario, base, models[scenario].of(trainers), start(scenario, trainers)))
-            say(f"{number + 1:>3}/{len(visits)} {line(rows[-1], rows)}")
+            say(f"{number + 1:>3}/{len(jobs)} {line(rows[-1], rows)}")
     report = {"header": header, "options": plain(options), "run_file": str(base), "rows": rows}
     return publish(options.folder / RESULT, report, table(report))
 

@@ -97,22 +97,25 @@ SCENARIOS = (
 )
 
 
-def scenarios(options: ClusterOptions) -> tuple[Scenario, ...]:
-    """Those of flat training; where groups are asked for, theirs, and as many trainers without rounds beside them."""
+def visits(options: ClusterOptions) -> list[tuple[Scenario, int]]:
+    """All jobs, ordered by number of trainers: those of flat training; where groups are asked for, theirs, by every
+    plan, and as many trainers as they are replicas, without rounds.
+    """
     if not options.groups:
-        return SCENARIOS
-    groups = (
+        return ordered(SCENARIOS, options.trainers)
+    alone = {n // group for n in options.trainers for group in options.group if n % group == 0}
+    groups = [
         Scenario(group=group, plan=plan, link_mb=link)
         for group in options.group
         if group > 1
         for plan in PLANS
         for link in options.rank_link_mb
-    )
-    return (*(Scenario(),) * (1 in options.group), *groups)
+    ]
+    return [*ordered([Scenario()], sorted(alone)), *ordered(groups, options.trainers)]
 
 
 def ordered(scenarios: Sequence[Scenario], counts: Sequence[int]) -> list[tuple[Scenario, int]]:
-    """All visits, ordered by number of trainers."""
+    """All that fit, ordered by number of trainers."""
     return [(scenario, n) for n in counts for scenario in scenarios if scenario.fits(n)]
 
 

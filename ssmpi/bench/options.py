@@ -67,7 +67,9 @@ class ClusterOptions:
     seconds: float = option(2.0, "length of a window, 3 a job after 2 of warm-up", "S")
     only: str = only("scenarios")
     group: tuple[int, ...] = option(
-        (1,), "trainers that hold a replica together, by every plan; 1: each by itself", "NUMBERS"
+        (1,),
+        "trainers that hold a replica together; 2 or more: by every plan, beside as many trainers alone",
+        "NUMBERS",
     )
     rank_link_mb: tuple[float, ...] = option((25.0,), "a member's link, MB/s in each direction", "MB")
     virtual_hosts: bool = option(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ssmpi import cli, compress
-from ssmpi.bench import cluster, cluster_scenarios
+from ssmpi.bench import cluster, cluster_scenarios, cluster_table
 from ssmpi.bench.cluster_scenarios import SCENARIOS, Scenario
 from ssmpi.bench.harness import virtual_hosts
 from ssmpi.bench.harness.emulation import Bucket, Computing, Cores, EmulatedTrainer, Emulation, LimitedLink
@@ -348,7 +348,41 @@ def test_a_task_carries_its_emulation(tmp_path):
         assert Task.read(tmp_path / "task.json") == task
 
 
-@pytest.mark.parametrize("wrong", [{"trainers": ()}, {"trainers": (0,)}, {"step_ms": 0.0}, {"link_mb": -1.0}])
+def test_groups_run_beside_as_many_trainers_alone(tmp_path, small_data):
+    """By every plan and link, where the trainers can be grouped so; each job once."""
+    options = cluster.ClusterOptions(group=(1, 2, 4), trainers=(2, 8), rank_link_mb=(5.0, 10.0))
+    found = cluster_scenarios.visits(options)
+    assert [n for scenario, n in found if scenario.group == 1] == [1, 2, 4, 8]
+    groups = [(s.group, n) for s, n in found if s.plan == "stages" and s.link_mb == 5.0]
+    assert groups == [(2, 2), (2, 8), (4, 8)]
+    assert len(found) == 4 + 3 * 3 * 2
+    for scenario, trainers in found:
+        config = read(tmp_path, small_data, *scenario.overrides(trainers))
+        assert (config.topology.group, config.hierarchy.plan) == (scenario.group, scenario.plan)
+        link = 1e6 * scenario.link_mb if scenario.group > 1 else None
+        assert cluster.emulation(options, scenario) == Emulation(0.05, 4e6, None, link)
+
+
+def test_a_table_of_groups_compares_each_with_as_many_trainers_alone():
+    row = {"predicted_eps": 100.0, "deviation": 0.0, "cores": 1.0, "host": 0.5, "host_full": False, "full": "x"}
+    alone = {**row, "shape": "no rounds", "group": 1, "eps": 80.0, "gap": None, "predicted_gap": None}
+    group = {**row, "shape": "groups of 2, data, 5 MB/s", "group": 2, "trainers": 8, "eps": 120.0}
+    rows = [group, {**alone, "trainers": 8}, {**alone, "trainers": 4}]
+    assert cluster_table.gain(group, rows) == (1.5, 1.0)
+    assert cluster_table.gain(group, rows[:2]) == (None, None)
+    options = cluster.plain(cluster.ClusterOptions(group=(2,)))
+    text = cluster.table({"options": options, "header": {"cores": 2, "load_before": 0.5}, "rows": rows})
+    assert "links of members as named" in text
+    assert "1.50      1.00" in text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"trainers": ()}, {"trainers": (0,)}, {"step_ms": 0.0}, {"link_mb": -1.0}, {"group": ()}, {"group": (0, 2)},
+        {"rank_link_mb": ()}, {"rank_link_mb": (5.0, 0.0)},
+    ],
+)  # fmt: skip
 def test_options_without_sense_are_refused(wrong):
     with pytest.raises(SettingsError, match="must"):
         cluster.ClusterOptions(**wrong)
@@ -400,6 +434,8 @@ def test_either_the_server_or_the_kernel_limits_a_link():
     assert cluster.emulation(kernel, scenario) == Emulation(0.05, None, None)
     assert cluster.rates(kernel, scenario) == [2e6, 4e6, 4e6]  # in rank order: embedding PSs come before sync PSs
     assert cluster.rates(kernel, Scenario()) == [None]
+    with pytest.raises(SettingsError, match="leave out either --group or --virtual-hosts"):
+        cluster.ClusterOptions(virtual_hosts=True, group=(1, 2))
 
 
 def test_virtual_hosts_are_refused_with_a_reason_where_there_can_be_none(monkeypatch, tmp_path):
