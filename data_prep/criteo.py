@@ -1,40 +1,29 @@
-"""``ssmpi-prepare criteo``: turns raw click logs into shards, vocabulary and manifest, in two passes.
+"""``ssmpi-prepare criteo``: turns Criteo's raw click logs into shards, vocabulary and manifest.
 
 Also the entry point for programs: ``encode`` turns raw files into blocks of arrays with a saved vocabulary.
 """
 
 from __future__ import annotations
 
-import resource
-import shutil
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from data_prep.files import file_checksum, whole
+from data_prep.files import file_checksum
 from data_prep.options import PrepareOptions
-from data_prep.preparation import Preparation, RawSource, are_days
-from data_prep.progress import ProgressBar, say
-from data_prep.ranks import Ranks, RawDataError
+from data_prep.passes import compare_views, run
+from data_prep.preparation import Preparation, are_days
+from data_prep.progress import say
+from data_prep.ranks import Ranks
+from data_prep.raw.criteo_rows import BlockParser, CriteoFormat, have_labels
 from data_prep.raw.parser import logarithms
-from data_prep.raw.pieces import OpenPiece, Piece, deal, have_labels, open_pieces
-from data_prep.raw.sources import TextDigest, TextStream, open_sources, whole_digest
-from data_prep.shards.gather import write_shards
-from data_prep.shards.needs import announce, check_space_again, gigabytes
-from data_prep.shards.output_folder import WHOLE, OutputFolder
-from data_prep.shards.packing import row_bytes, widths
-from data_prep.shards.provenance import data_set_id, make_manifest, summary
-from data_prep.shards.scatter import place, scatter
-from data_prep.shards.shard_layout import ShardLayout
-from data_prep.splits import Ranges, split_rows
-from data_prep.vocabulary.encoding import in_memory, shared
-from data_prep.vocabulary.fit import fit_vocabulary
-from data_prep.vocabulary.scan import ScanResult, every_row, scan
-from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary, size_table
+from data_prep.raw.pieces import TextPiece
+from data_prep.raw.sources import TextStream, open_sources
+from data_prep.vocabulary.encoding import in_memory
+from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.core.errors import DataError
-from ssmpi.data.schema import VOCABULARY_NAME, Manifest, read_manifest, write_manifest
+from ssmpi.data.schema import Manifest
 
 
 def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:
@@ -42,46 +31,7 @@ def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manif
 
     Every rank of the job calls it. Raises DataError, on all ranks, for invalid input.
     """
-    began = time.monotonic()
-    job = _open_job(raw, options, ranks)
-    folder = OutputFolder(options)
-    ranks.first(lambda: announce(job))
-    if ranks.first(lambda: folder.begin(job)) == WHOLE:
-        return _already_whole(job, folder)
-    try:
-        manifest = _make(job)
-        ranks.first(folder.finish)
-    except RawDataError:
-        ranks.first(folder.abandon)
-        raise
-    finally:
-        folder.release()
-    _report(job, manifest.provenance["rows"], time.monotonic() - began)
-    return manifest
-
-
-def _make(job: Preparation) -> Manifest:
-    """The two passes, from raw text to the manifest."""
-    options, ranks = job.options, job.ranks
-    counting = every_row if job.fitting and options.fit_on == "all" else None
-    found = scan(job, "scan", "pass 1: check and count" if counting else "pass 1: check", counting)
-    ranges = _split(job, found)
-    vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
-    say(ranks, size_table(vocabulary))
-    wide = widths(vocabulary.cardinalities, np.max([record.largest for record in found.records], axis=0).tolist())
-    ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
-
-    layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
-    data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
-    placed = place(found.records)
-    scatter(job, placed, shared(job, vocabulary), layout, wide)
-    common = {"data_set": data_set, "cardinalities": vocabulary.cardinalities}
-    written = write_shards(job, placed, layout, wide, common)
-
-    manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
-    ranks.first(lambda: str(write_manifest(options.output, manifest)))
-    ranks.first(lambda: say(ranks, summary(job, found.records, manifest)))
-    return manifest
+    return run(lambda: _open_job(raw, options, ranks))
 
 
 def encode(
@@ -95,11 +45,13 @@ def encode(
     encoder = in_memory(read_vocabulary(Path(vocabulary_file)))
     sources = open_sources([Path(path) for path in raw_paths])
     labelled = have_labels(sources, skip_bad_rows=False)
+    parse = BlockParser(labelled)
     for source in sources:
         with TextStream(source) as stream:
             piece = (source.index, 0)
-            opened = OpenPiece(piece=piece, start=0, stop=1 << 62, stream=stream, source=source, labelled=labelled)
-            for rows in opened.blocks():
+            opened = TextPiece(piece=piece, start=0, stop=1 << 62, stream=stream, source=source, parse=parse)
+            for text, offset in stream.blocks(opened.stop):
+                rows = parse(text, offset, opened)
                 ids = np.ascontiguousarray(encoder.ids(rows).T)
                 yield ids, logarithms(rows.integers), rows.label.copy() if labelled else None
 
@@ -108,7 +60,7 @@ def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Pre
     if not raw:
         raise DataError("no raw file given; name train.txt or day_0 ... day_23, also .gz")
     sources = ranks.together(lambda: open_sources(raw))
-    _compare_views(sources, ranks)
+    compare_views(sources, ranks)
     labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
     kind, name = options.chosen_split(labelled=labelled, days=are_days(sources))
     given = options.vocabulary
@@ -116,97 +68,4 @@ def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Pre
     identity = options.identity() | {"split": kind, "split_name": name, "labelled": labelled, "vocabulary": checksum}
     if not labelled and kind != "none":
         say(ranks, f"note: the files have no labels; split {kind!r} is made all the same")
-    job = Preparation(options, ranks, sources, labelled, identity)
-    _require_training_rows(job, [source.size for source in sources])  # nearly always detected before a row is read
-    return job
-
-
-def _compare_views(sources: list[RawSource], ranks: Ranks) -> None:
-    """DataError unless all ranks see the same files: dealing other pieces, they would lose or double rows."""
-    views = ranks.allgather([(source.name, source.size) for source in sources])
-    for rank, view in enumerate(views):
-        for source, expected, found in zip(sources, views[0], view, strict=True):
-            if found != expected:
-                raise DataError(
-                    f"{source.path}: {found[1]:,} bytes ({found[0]}) on rank {rank}, {expected[1]:,} bytes "
-                    f"({expected[0]}) on rank 0; give raw files that are the same on all hosts, and let no other "
-                    "program write to them"
-                )
-
-
-def _already_whole(job: Preparation, folder: OutputFolder) -> Manifest:
-    """Compare the raw files with those that the folder was made from; writes nothing."""
-    manifest = read_manifest(job.options.output)
-
-    def body() -> list[tuple[Piece, str]]:
-        mine = deal(job)
-        digests = []
-        with ProgressBar(job.ranks, "compare raw files", sum(unit.bytes for unit in mine), "B") as progress:
-            for unit in mine:
-                for opened in open_pieces(job, unit, ()):
-                    digest = TextDigest()
-                    for text, _ in opened.stream.blocks(opened.stop):
-                        digest.update(text)
-                        progress.advance(text.size, 0)
-                    digests.append((opened.piece, digest.hexdigest()))
-        return digests
-
-    digests = sorted(pair for some in job.ranks.allgather(job.ranks.together(body)) for pair in some)
-    for source, recorded in zip(job.sources, manifest.provenance["sources"], strict=True):
-        if whole_digest([d for (index, _), d in digests if index == source.index]) != recorded["checksum"]:
-            raise DataError(
-                f"{job.options.output}: was made from another {source.name} (same size, other content); give another "
-                "--output, or --overwrite to make it anew"
-            )
-    job.ranks.first(folder.finish)
-    say(job.ranks, f"{job.options.output}: already whole and made from these files; nothing to do")
-    return manifest
-
-
-def _split(job: Preparation, found: ScanResult) -> Ranges:
-    rows = [sum(r.rows for r in found.records if r.source == source.index) for source in job.sources]
-    if sum(rows) == 0:
-        raise RawDataError("not one good row in the raw files; see --on-bad-row")
-    _require_training_rows(job, rows)
-    ranges = split_rows(job.identity["split"], rows, job.identity["split_name"])
-    if job.identity["split"] in ("kaggle", "days"):
-        for name in ("train", "validation", "test"):
-            if name not in ranges:
-                say(job.ranks, f"note: {sum(rows):,} rows are too few for split {name!r}: it is left out")
-    return ranges
-
-
-def _require_training_rows(job: Preparation, sizes: Sequence[int]) -> None:
-    """RawDataError if the split of labelled files, of ``sizes`` in rows or bytes, has no training rows."""
-    kind = job.identity["split"]
-    if not job.labelled or kind == "none" or "train" in split_rows(kind, sizes):
-        return
-    why = "trains on all files but the last, and those have no rows" if kind == "days" else "leaves no rows to train on"
-    raise RawDataError(
-        f"--split {kind} {why}: give more files, or --split kaggle, or fractions such as 0.8,0.1,0.1; for rows "
-        "that are only scored --split none --split-name test"
-    )
-
-
-def _given_vocabulary(job: Preparation) -> Vocabulary:
-    given = job.options.vocabulary
-    assert given is not None
-    path = job.options.output / VOCABULARY_NAME
-
-    def copy() -> None:
-        if not path.is_file():
-            with whole(path) as beside:
-                shutil.copyfile(read_vocabulary(given).path, beside)
-
-    job.ranks.first(copy)
-    return job.ranks.together(lambda: read_vocabulary(path))
-
-
-def _report(job: Preparation, rows: int, seconds: float) -> None:
-    peaks = job.ranks.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-    rate = rows / seconds / job.ranks.size
-    say(
-        job.ranks,
-        f"{rows:,} rows in {seconds:.1f} s, {rate / 1e6:.2f} M rows/s per rank; "
-        f"peak memory of a rank {gigabytes(max(peaks))}",
-    )
+    return Preparation(options, ranks, sources, labelled, CriteoFormat(labelled), identity)

@@ -1,4 +1,4 @@
-"""The options of ``ssmpi-prepare criteo``, checked, and the memory they need."""
+"""The options of a preparation, checked, and the memory they need."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.columns import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES
 from data_prep.splits import parse_fractions
 from ssmpi.core.errors import UserError
+from ssmpi.data.features import Features
 from ssmpi.data.schema import SPLITS
 
 FREQUENCY, DLRM = "frequency", "dlrm"
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"
-MOST_ROW_BYTES = 4 * SPARSE_FEATURES + 8 * DENSE_FEATURES + 1  # of a packed row
 BASE_BYTES = 256 << 20  # interpreter, compiled code and text blocks
 ORDERING_BYTES = 40  # per token of a feature: token, count, their order, and the sorted copies
 MERGE_ENTRIES = 4 << 20  # counts of several parts merged at once
 MERGING_BYTES = 56  # per such entry
 LEAST_TABLE_BYTES = 1 << 20
 RECIPE = 2  # incremented whenever the same arguments and files give different bytes
+
+
+def shard_row_bytes(features: Features) -> int:
+    """Bytes of a row in a shard."""
+    return 4 * len(features.sparse) + 4 * len(features.dense) + 1
+
+
+def most_packed_bytes(features: Features) -> int:
+    """The most bytes of a packed row."""
+    return 4 * len(features.sparse) + 8 * len(features.dense) + 1
 
 
 @dataclass(frozen=True)
@@ -73,12 +82,13 @@ class PrepareOptions:
         """The bound of the token tables of pass 1: writing them sorted takes up to twice their size in addition."""
         return max(LEAST_TABLE_BYTES, (self.memory_bytes - BASE_BYTES) // 3)
 
-    def memory_bound(self, rows: int) -> int:
+    def memory_bound(self, rows: int, features: Features) -> int:
         """The maximum of private bytes per rank in either pass, assuming the shortest possible rows; sorting a
         vocabulary has a separate bound.
         """
-        piece = self.piece_bytes // (DENSE_FEATURES + SPARSE_FEATURES) * (MOST_ROW_BYTES + 16)
-        shard = min(self.shard_rows, rows) * (MOST_ROW_BYTES + ROW_BYTES + 8)
+        packed = most_packed_bytes(features)
+        piece = self.piece_bytes // (len(features.dense) + len(features.sparse)) * (packed + 16)
+        shard = min(self.shard_rows, rows) * (packed + shard_row_bytes(features) + 8)
         return BASE_BYTES + max(3 * self.table_bytes, piece, shard)
 
     def ordering_bound(self, rows: int) -> int:

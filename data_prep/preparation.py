@@ -1,44 +1,189 @@
-"""A preparation in progress: the arguments of every step of both passes."""
+"""A preparation in progress: the arguments of every step of both passes, and the faces of a source of rows.
+
+A ``RowFormat`` reads one kind of file. The passes know rows only as ``Rows``, and files only as pieces of them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
+from ssmpi.data.features import Features
 from ssmpi.data.schema import WORK_NAME
 
 DAY_NAME = re.compile(r"day_(\d+)(\.gz)?$")
 
+Piece = tuple[int, int]  # source, number of the piece in it
+
 
 @dataclass(frozen=True)
 class RawSource:
-    """One raw file. ``size`` and ``modified`` are the file's own (compressed) bytes and nanoseconds."""
+    """One raw file. ``size`` and ``modified`` are the file's own (compressed) bytes and nanoseconds. A file that is not
+    ``divisible``, such as a gzip file, has to be read from its start."""
 
     path: Path
     index: int
     size: int
     modified: int
-    gzipped: bool
+    compression: str = ""
 
     @property
     def name(self) -> str:
         """The file name, the only part of the path that is written to outputs."""
         return self.path.name
 
+    @property
+    def divisible(self) -> bool:
+        """Whether it can be read from any byte on."""
+        return not self.compression
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The work that one rank reads in one go: a piece, or all pieces of a compressed file (``piece`` None)."""
+
+    source: RawSource
+    piece: int | None
+    bytes: int
+
+
+@dataclass
+class Tally:
+    """What pass 1 counts: ``missing`` int64 (fields,); ``largest`` int64 (dense,), the largest packed values;
+    ``splits`` int64 (3,), the rows of each split where rows say theirs; ``moments`` float64 (dense, 3): number, sum and
+    sum of squares of the values of counted rows that are not missing.
+    """
+
+    missing: np.ndarray
+    largest: np.ndarray
+    splits: np.ndarray
+    moments: np.ndarray
+    positives: int = 0
+
+
+class Rows(Protocol):
+    """Parsed rows, column by column, valid until the next ones are read."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+
+    @property
+    def label(self) -> np.ndarray:
+        """uint8 (rows,)."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """uint32 or uint64 (sparse, rows)."""
+
+    @property
+    def split(self) -> np.ndarray | None:
+        """The index of each row's split, uint8 (rows,), or None if splits are ranges of rows."""
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Rows ``[start, stop)``."""
+
+    def missing_bit(self, feature: int) -> tuple[np.ndarray, int]:
+        """(integers (rows,), bit): the bit is set in the rows where the sparse feature is missing."""
+
+    def tally(self, into: Tally) -> None:
+        """Add to everything but ``moments``."""
+
+    def counted(self, into: Tally) -> Rows:
+        """The rows whose tokens are counted, added to ``moments``."""
+
+
+class OpenPiece(Protocol):
+    """A piece being read; ``last``, ``digest`` and ``skipped`` are valid after ``blocks`` has been iterated to its
+    end."""
+
+    piece: Piece
+    start: int  # byte or row of the source, for the order of first appearance
+    source: RawSource
+
+    @property
+    def last(self) -> bool:
+        """Whether the source ends with this piece."""
+
+    @property
+    def digest(self) -> str:
+        """The checksum of the piece's text."""
+
+    @property
+    def skipped(self) -> dict[str, list[int]]:
+        """Bad rows that were left out: their number and the place of the first, by reason."""
+
+    def blocks(self) -> Iterator[tuple[Rows, int]]:
+        """(Rows that start in this piece, the file's own bytes read for them); BadRowError at the first bad row unless
+        skipped."""
+
+    def read_through(self) -> Iterator[int]:
+        """As ``blocks`` without parsing: the bytes read."""
+
+
+class RowFormat(ABC):
+    """A kind of raw files: how their rows are read, and what the features are."""
+
+    features: Features
+    transform: str  # of dense values, for people
+    token_type: type[np.unsignedinteger[Any]] = np.uint32
+    packs_floats = False  # packed dense values are bits of float32 (else integers, of which shards get logarithms)
+    command: str  # of ssmpi-prepare
+
+    @abstractmethod
+    def units(self, job: Preparation) -> list[Unit]:
+        """All units of the job, in input order."""
+
+    @abstractmethod
+    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+        """Open the pieces of a unit one after the other, skipping those in ``done``."""
+
+    @abstractmethod
+    def place(self, source: RawSource, at: int) -> str:
+        """Where ``at`` of a skipped row is in a source, for people."""
+
+    @abstractmethod
+    def estimated_rows(self, source: RawSource) -> int:
+        """About how many rows a source has."""
+
+    @abstractmethod
+    def largest(self, found: Sequence[Sequence[int]]) -> list[int]:
+        """The largest packed value of each dense feature, from those of the pieces."""
+
+    @abstractmethod
+    def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
+        """Dense values as they are packed, int64 (rows, dense). ``fitted``: what the vocabulary records of them."""
+
+    def fitted(self, moments: np.ndarray) -> dict[str, Any]:
+        """What the vocabulary is to record, from moments float64 (dense, 3) of all counted rows."""
+        return {}
+
+    def least_count(self, feature: int, options: PrepareOptions) -> int:
+        """The count below which tokens of a sparse feature are rare."""
+        return options.min_count
+
+    def hash_range(self, feature: int) -> int:
+        """The number of ids of a feature whose tokens are hashed instead of counted; 0 for others."""
+        return 0
+
 
 @dataclass
 class Preparation:
-    """A preparation in progress: the options, the ranks, the raw files and whether they have labels."""
+    """A preparation in progress: the options, the ranks, the raw files, their format and whether they have labels."""
 
     options: PrepareOptions
     ranks: Ranks
     sources: list[RawSource]
     labelled: bool
+    format: RowFormat
     identity: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -50,6 +195,21 @@ class Preparation:
     def fitting(self) -> bool:
         """Whether the vocabulary is fitted on these files rather than given."""
         return self.options.vocabulary is None
+
+    def deal(self) -> list[Unit]:
+        """This rank's units: each unit, largest first, is assigned to the rank with the least to read.
+
+        Pieces do not depend on the number of ranks, so finished ones stay valid if a job resumes with another number.
+        """
+        loads = [0] * self.ranks.size
+        mine = []
+        everything = self.format.units(self)
+        for i in sorted(range(len(everything)), key=lambda i: (-everything[i].bytes, i)):
+            rank = loads.index(min(loads))
+            loads[rank] += everything[i].bytes
+            if rank == self.ranks.rank:
+                mine.append(i)
+        return [everything[i] for i in sorted(mine)]
 
 
 def are_days(sources: Sequence[RawSource]) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
+from data_prep.preparation import Tally
 from data_prep.raw.fields import (
     NEWLINE,
     RETURN,
@@ -50,6 +51,23 @@ class ParsedRows(NamedTuple):
     def rows(self) -> int:
         """Number of rows."""
         return len(self.missing)
+
+    @property
+    def split(self) -> None:
+        """Splits are ranges of rows."""
+        return None
+
+    def missing_bit(self, feature: int) -> tuple[np.ndarray, int]:
+        """Where the missing rows of a token are marked."""
+        return self.missing, DENSE_FEATURES + feature
+
+    def tally(self, into: Tally) -> None:
+        """Count labels, missing fields and the largest integers."""
+        into.positives += tally(self, into.missing, into.largest)
+
+    def counted(self, into: Tally) -> ParsedRows:
+        """All of them."""
+        return self
 
 
 def room_for(rows: int) -> ParsedRows:

@@ -1,25 +1,15 @@
-"""The units of work of both passes: pieces of the raw files, assigned to ranks, read as parsed blocks of rows.
-
-Pieces do not depend on the number of ranks, so finished pieces stay valid if a job resumes with another number.
-"""
+"""Pieces of text files, read as parsed blocks of rows."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_prep.preparation import Preparation, RawSource
+from data_prep.preparation import Piece, Preparation, RawSource, Rows, Unit
 from data_prep.ranks import BadRowError
-from data_prep.raw.diagnosis import FIELDS, diagnose, shorten
-from data_prep.raw.fields import Integer
-from data_prep.raw.parser import ParsedRows, count_rows, parse, room_for, row_end
 from data_prep.raw.sources import TextDigest, TextStream, line_of
-from ssmpi.core.errors import DataError
-
-Piece = tuple[int, int]  # source, number of the piece in it
 
 
 @dataclass
@@ -33,23 +23,12 @@ class SkippedRows:
         self.reasons.setdefault(reason, [0, offset])[0] += 1
 
 
-@dataclass(frozen=True)
-class Unit:
-    """The work that one rank reads in one go: a piece of a plain file, or all pieces of a gzip file (``piece``
-    None).
-    """
-
-    source: RawSource
-    piece: int | None
-    bytes: int
-
-
 def units(job: Preparation) -> list[Unit]:
     """All units of the job, in input order."""
     size = job.options.piece_bytes
     found = []
     for source in job.sources:
-        if source.gzipped:
+        if not source.divisible:
             found.append(Unit(source, None, source.size))
         else:
             starts = range(0, source.size, size)
@@ -57,49 +36,65 @@ def units(job: Preparation) -> list[Unit]:
     return found
 
 
-def deal(job: Preparation) -> list[Unit]:
-    """This rank's units: each unit, largest first, is assigned to the rank with the least to read."""
-    loads = [0] * job.ranks.size
-    mine = []
-    everything = units(job)
-    for i in sorted(range(len(everything)), key=lambda i: (-everything[i].bytes, i)):
-        rank = loads.index(min(loads))
-        loads[rank] += everything[i].bytes
-        if rank == job.ranks.rank:
-            mine.append(i)
-    return [everything[i] for i in sorted(mine)]
-
-
 @dataclass(kw_only=True)
-class OpenPiece:
-    """A piece being read; ``skipped`` and ``last`` are valid after ``blocks`` has been iterated to its end."""
+class TextPiece:
+    """A piece of text being read, an ``OpenPiece``; ``parse`` makes rows of whole lines of it."""
 
     piece: Piece
     start: int
     stop: int
     stream: TextStream
     source: RawSource
-    labelled: bool
-    skipped: SkippedRows | None = None
-    room: ParsedRows = field(default_factory=lambda: room_for(0))
+    parse: Parse
+    bad_rows: SkippedRows | None = None
 
-    def blocks(self, digest: TextDigest | None = None) -> Iterator[ParsedRows]:
-        """Parsed rows that start in this piece, block by block; BadRowError at the first bad one unless skipped.
+    def __post_init__(self) -> None:
+        self._sum = TextDigest()
 
-        The columns are views of one buffer, valid until the next block. ``digest`` is updated with the text.
+    def blocks(self) -> Iterator[tuple[Rows, int]]:
+        """(Rows that start in this piece, the file's own bytes read for them), block by block; BadRowError at the first
+        bad row unless skipped. The columns are views of one buffer, valid until the next block.
         """
+        position = self.stream.file_position
         for text, offset in self.stream.blocks(self.stop):
-            if digest is not None:
-                digest.update(text)
-            yield parse_block(text, offset, self)
+            self._sum.update(text)
+            rows = self.parse(text, offset, self)
+            before, position = position, self.stream.file_position
+            yield rows, position - before
+
+    def read_through(self) -> Iterator[int]:
+        """As ``blocks`` without parsing: the bytes of text read."""
+        for text, _ in self.stream.blocks(self.stop):
+            self._sum.update(text)
+            yield text.size
+
+    def refuse(self, offset: int, reason: str, found: str) -> None:
+        """A bad row at byte ``offset``: BadRowError, or a note that it is skipped."""
+        if self.bad_rows is None:
+            place = self.source.index, offset
+            raise BadRowError(f"{self.source.path}:{line_of(self.source, offset)}: {found}", place)
+        self.bad_rows.note(reason, offset)
+
+    @property
+    def digest(self) -> str:
+        """The checksum of the text so far."""
+        return self._sum.hexdigest()
+
+    @property
+    def skipped(self) -> dict[str, list[int]]:
+        """The bad rows so far, by reason."""
+        return self.bad_rows.reasons if self.bad_rows else {}
 
     @property
     def last(self) -> bool:
         """Whether the source ends with this piece."""
-        return self.stream.exhausted or (self.stop >= self.source.size and not self.source.gzipped)
+        return self.stream.exhausted or (self.stop >= self.source.size and self.source.divisible)
 
 
-def open_pieces(job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+Parse = Callable[[np.ndarray, int, TextPiece], Rows]  # text uint8 of whole rows, its offset in the source, their piece
+
+
+def open_pieces(job: Preparation, unit: Unit, done: Container[Piece], parse: Parse) -> Iterator[TextPiece]:
     """Open the pieces of a unit one after the other, skipping those in ``done``."""
     size = job.options.piece_bytes
     first = unit.piece or 0
@@ -109,15 +104,14 @@ def open_pieces(job: Preparation, unit: Unit, done: Container[Piece]) -> Iterato
         number = first
         while number == first or (unit.piece is None and not stream.exhausted):
             piece = (unit.source.index, number)
-            skipped = SkippedRows() if job.options.skip_bad_rows else None
-            opened = OpenPiece(
+            opened = TextPiece(
                 piece=piece,
                 start=number * size,
                 stop=(number + 1) * size,
                 stream=stream,
                 source=unit.source,
-                labelled=job.labelled,
-                skipped=skipped,
+                parse=parse,
+                bad_rows=SkippedRows() if job.options.skip_bad_rows else None,
             )
             if piece in done:
                 for _ in stream.blocks(opened.stop):
@@ -125,61 +119,3 @@ def open_pieces(job: Preparation, unit: Unit, done: Container[Piece]) -> Iterato
             else:
                 yield opened
             number += 1
-
-
-def parse_block(text: np.ndarray, offset: int, opened: OpenPiece) -> ParsedRows:
-    """Parse whole rows: ``text`` uint8, from byte ``offset`` of the source."""
-    needed = count_rows(text)
-    if opened.room.rows < needed:
-        opened.room = room_for(needed + needed // 8)
-    out = opened.room
-    row = 0
-    at: Integer = 0
-    while at < text.size:
-        row, at, good = parse(text, at, row, opened.labelled, out)
-        if not good:
-            end = row_end(text, at)
-            finding = diagnose(bytes(text[at:end]), opened.labelled)
-            assert finding is not None, f"parser and diagnosis disagree about {bytes(text[at:end])!r}"
-            reason, found = finding
-            if opened.skipped is None:
-                source = opened.source
-                raise BadRowError(f"{source.path}:{line_of(source, offset + at)}: {found}", (source.index, offset + at))
-            opened.skipped.note(reason, offset + at)
-            at = end + 1
-    return out.head(row)
-
-
-def have_labels(sources: list[RawSource], skip_bad_rows: bool) -> bool:
-    """Whether the files are labelled (40 fields) or not (39), by their first rows; they must agree."""
-    found = [_first_fields(source, skip_bad_rows) == FIELDS[True] for source in sources]
-    if len(set(found)) > 1:
-        other = sources[found.index(not found[0])]
-        raise DataError(
-            f"{other.path}:1: {FIELDS[not found[0]]} fields, but {sources[0].path} has {FIELDS[found[0]]}: labelled "
-            "and unlabelled files cannot be mixed; prepare them apart"
-        )
-    return found[0]
-
-
-def _first_fields(source: RawSource, skip_bad_rows: bool) -> int:
-    """The fields of the first row; if bad rows are skipped, which it may be, of most rows in the first block."""
-    with TextStream(source) as stream:
-        line = 0
-        for text, _ in stream.blocks(1 << 62):
-            rows = bytes(text).split(b"\n")[:-1]
-            found = Counter(row.count(b"\t") + 1 for row in (rows if skip_bad_rows else rows[:1]))
-            line += len(rows)
-            fields = max(FIELDS.values(), key=lambda fields: found[fields])
-            if found[fields]:
-                return fields
-            if not skip_bad_rows:
-                raise BadRowError(
-                    f"{source.path}:1: {next(iter(found))} fields, expected {FIELDS[True]} (label, 13 integers, 26 "
-                    f"tokens) or {FIELDS[False]} (unlabelled), with tabs between, in {shorten(rows[0])}; "
-                    "is this a raw Criteo file?",
-                    (source.index, 0),
-                )
-    raise DataError(
-        f"{source.path}:{max(line, 1)}: no row with {FIELDS[True]} or {FIELDS[False]} fields in the whole file"
-    )

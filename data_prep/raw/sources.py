@@ -23,6 +23,7 @@ from ssmpi.core.errors import DataError
 from ssmpi.files import atomic_file
 
 BLOCK_BYTES = 2 << 20
+SAMPLE_BYTES = 1 << 20
 MAX_ROW_BYTES = 1 << 20
 CHANGED = "{}: changed since the job began; start again when no other program writes to it"
 STEP_BYTES = 1 << 16
@@ -66,7 +67,7 @@ def _open(path: Path, index: int) -> RawSource:
     with path.open("rb") as file:
         gzipped = file.read(2) == GZIP_MAGIC
     _refuse_mark(path, gzipped)
-    return RawSource(path, index, facts.st_size, facts.st_mtime_ns, gzipped)
+    return RawSource(path, index, facts.st_size, facts.st_mtime_ns, "gzip" if gzipped else "")
 
 
 def _refuse_mark(path: Path, gzipped: bool) -> None:
@@ -93,7 +94,7 @@ class TextStream:
         if os.fstat(self._raw.fileno()).st_size != source.size:
             self._raw.close()
             raise RawDataError(CHANGED.format(source.path))
-        self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if source.gzipped else self._raw
+        self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if source.compression else self._raw
         self._buffer = bytearray(BLOCK_BYTES + MAX_ROW_BYTES + 2 * STEP_BYTES)
         self._begin = self._end = 0  # the range of the buffer with text not yet returned
         self._damage: Exception | None = None
@@ -206,7 +207,7 @@ def _read_some(file: BinaryIO | gzip.GzipFile, wanted: int) -> tuple[bytes, Exce
 def line_of(source: RawSource, offset: int) -> int:
     """The 1-based line of the byte at ``offset`` of the text, by counting, as far as the file can be read."""
     lines, left = 1, offset
-    with gzip.open(source.path) if source.gzipped else source.path.open("rb") as file:
+    with gzip.open(source.path) if source.compression else source.path.open("rb") as file:
         while left > 0:
             text, _ = _read_some(file, min(left, BLOCK_BYTES))
             if not text:
@@ -214,6 +215,21 @@ def line_of(source: RawSource, offset: int) -> int:
             lines += text.count(b"\n")
             left -= len(text)
     return lines
+
+
+def estimated_lines(source: RawSource) -> int:
+    """The estimated number of lines of a raw file, from its first MiB of text."""
+    with source.path.open("rb") as file:
+        if source.divisible:
+            text = file.read(SAMPLE_BYTES)
+            used = len(text)
+        else:
+            try:
+                text = gzip.GzipFile(fileobj=file).read(SAMPLE_BYTES)
+            except (EOFError, OSError):
+                return 0  # damaged: pass 1 reports where
+            used = file.tell() if len(text) == SAMPLE_BYTES else source.size
+    return max(1, round(text.count(b"\n") * source.size / used))
 
 
 class TextDigest:

@@ -14,10 +14,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.files import Publisher
-from data_prep.options import TRANSFORM
-from data_prep.preparation import Preparation
+from data_prep.preparation import Preparation, RowFormat
 from data_prep.progress import ProgressBar
 from data_prep.scratch import Scratch
 from data_prep.shards.packing import SLACK, row_bytes, unpack
@@ -43,6 +41,7 @@ class Collector:
     """Reads the rows of one shard from all grouped pieces; ``starts`` uint32 (pieces, shards + 1)."""
 
     work: Path
+    of: RowFormat
     placed: Sequence[PlacedPiece]
     starts: np.ndarray
     wide: np.ndarray
@@ -69,13 +68,13 @@ class Collector:
         return packed
 
     def columns(self, target: PlannedShard, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(ids int32 (rows, 26), dense float32 (rows, 13), label uint8 (rows,)) of a shard, in their final order."""
-        rows = self.rows_of(target.index)
+        """(ids int32 (rows, sparse), dense float32 (rows, dense), label uint8 (rows,)) of a shard, in final order."""
+        rows, features = self.rows_of(target.index), self.of.features
         order = permutation(seed, target.index, rows) if target.shuffled else np.arange(rows, dtype=np.uint32)
-        ids = self.scratch.array("ids", (rows, SPARSE_FEATURES), np.int32)
-        dense = self.scratch.array("dense", (rows, DENSE_FEATURES), np.float32)
+        ids = self.scratch.array("ids", (rows, len(features.sparse)), np.int32)
+        dense = self.scratch.array("dense", (rows, len(features.dense)), np.float32)
         label = self.scratch.array("label", (rows,), np.uint8)
-        unpack(self.collect(target.index), order, self.wide, (ids, dense, label))
+        unpack(self.collect(target.index), order, self.wide, (ids, dense, label), self.of.packs_floats)
         return ids, dense, label
 
 
@@ -95,11 +94,11 @@ def write_shards(
             starts[i] = one.offsets(job.work)
         written = []
         with Publisher() as publisher:
-            collector = Collector(job.work, placed, starts, wide, publisher)
+            collector = Collector(job.work, job.format, placed, starts, wide, publisher)
             mine = _named(targets, collector)[job.ranks.rank :: job.ranks.size]
             with ProgressBar(job.ranks, "pass 2: shards", len(mine), " shards") as progress:
                 for target, file in mine:
-                    attributes = common | _attributes(target, layout)
+                    attributes = common | _attributes(target, layout, job.format.transform)
                     written.append((target.index, _finish(job, collector, target, file, attributes)))
                     progress.advance(1, written[-1][1].entry.rows)
             publisher.wait()
@@ -120,11 +119,11 @@ def _named(targets: Sequence[PlannedShard], collector: Collector) -> list[tuple[
     return named
 
 
-def _attributes(target: PlannedShard, layout: ShardLayout) -> dict[str, Any]:
+def _attributes(target: PlannedShard, layout: ShardLayout, transform: str) -> dict[str, Any]:
     return {
         "split": target.split,
         "source_rows": list(target.rows),
-        "transform": TRANSFORM,
+        "transform": transform,
         "seed": layout.seed,
         "shuffled": int(target.shuffled),
     }

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 from pathlib import Path
 
-from data_prep.columns import ROW_BYTES
-from data_prep.options import ORDERING_BYTES
-from data_prep.preparation import Preparation, RawSource
-from data_prep.shards.packing import GUESSED_ROW_BYTES
+from data_prep.options import ORDERING_BYTES, shard_row_bytes
+from data_prep.preparation import Preparation
 from data_prep.vocabulary.scan import ScanResult
 from data_prep.vocabulary.vocabulary_file import Vocabulary
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import MANIFEST_NAME
 
 MOST_FILES = 100_000
-SAMPLE_BYTES = 1 << 20
 GUESSED_VOCABULARY_BYTES_PER_ROW = 40
 
 
 def announce(job: Preparation) -> None:
     """Print the plan and the memory and disk it needs; DataError if the disk is too small."""
     options = job.options
-    rows = _estimated_rows(job.sources)
+    rows = sum(job.format.estimated_rows(source) for source in job.sources)
     _refuse_crumbs(job, rows)
     kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
     size = gigabytes(sum(source.size for source in job.sources))
@@ -33,7 +29,7 @@ def announce(job: Preparation) -> None:
             "vocabulary: from all rows, those of validation and test too, as facebookresearch/dlrm has it; with "
             "--fit-on train tokens that only they have become id 1 (rare)"
         )
-    bound = options.memory_bound(rows)
+    bound = options.memory_bound(rows, job.format.features)
     print(
         f"memory: at most {gigabytes(bound)} private per rank ({gigabytes(options.table_bytes)} of token tables); "
         "lookup tables are mapped from files, shared by the ranks of a host"
@@ -45,7 +41,7 @@ def announce(job: Preparation) -> None:
         )
     if (options.output / MANIFEST_NAME).is_file() and not options.overwrite:
         return  # whole, or refused: nothing will be written
-    output, temporary = _disk_need(rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows, GUESSED_ROW_BYTES)
+    output, temporary = _disk_need(job, rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows)
     free = _check_space(options.output, output + temporary)
     print(
         f"disk: about {gigabytes(output)} of output and {gigabytes(temporary)} of temporary files; {free}", flush=True
@@ -70,7 +66,7 @@ def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabular
     """As ``announce`` does for the disk, when the rows and ids have been counted."""
     rows = sum(record.rows for record in found.records)
     tokens = sum(vocabulary.cardinalities)
-    output, temporary = _disk_need(rows, 27 * tokens, packed_bytes)
+    output, temporary = _disk_need(job, rows, 27 * tokens, packed_bytes)
     free = _check_space(job.options.output, output + temporary)
     print(
         f"{rows:,} rows, {tokens:,} ids; disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
@@ -78,28 +74,12 @@ def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabular
     )
 
 
-def _estimated_rows(sources: list[RawSource]) -> int:
-    """The estimated number of rows of the raw files, from the first MiB of each."""
-    return sum(_estimate(source) for source in sources)
-
-
-def _estimate(source: RawSource) -> int:
-    with source.path.open("rb") as file:
-        if not source.gzipped:
-            text = file.read(SAMPLE_BYTES)
-            used = len(text)
-        else:
-            try:
-                text = gzip.GzipFile(fileobj=file).read(SAMPLE_BYTES)
-            except (EOFError, OSError):
-                return 0  # damaged: pass 1 reports where
-            used = file.tell() if len(text) == SAMPLE_BYTES else source.size
-    return max(1, round(text.count(b"\n") * source.size / used))
-
-
-def _disk_need(rows: int, vocabulary_bytes: int, record_bytes: int) -> tuple[int, int]:
-    """Bytes of (output, temporary files)."""
-    return rows * ROW_BYTES + vocabulary_bytes, rows * record_bytes + 2 * vocabulary_bytes
+def _disk_need(job: Preparation, rows: int, vocabulary_bytes: int, packed_bytes: int | None = None) -> tuple[int, int]:
+    """Bytes of (output, temporary files). Before rows have been read, four bytes for each packed value are enough for
+    all but extreme integers.
+    """
+    each = shard_row_bytes(job.format.features)
+    return rows * each + vocabulary_bytes, rows * (packed_bytes or each) + 2 * vocabulary_bytes
 
 
 def _used_bytes(folder: Path) -> int:

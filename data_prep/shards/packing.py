@@ -1,7 +1,7 @@
 """The packed format of rows between raw text and shard: writing rows costs more than packing them.
 
-A packed row has 26 ids, 13 integers and the label, little-endian, each column with as many bytes as its largest value
-needs. On the Kaggle set that is about half of its size in a shard.
+A packed row has ids, integers (those of Criteo, or the bits of float32) and the label, little-endian, each column with
+as many bytes as its largest value needs. On the Kaggle set that is about half of its size in a shard.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from data_prep.columns import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES
 from data_prep.raw.fields import word
 from data_prep.raw.parser import logarithm
-
-GUESSED_ROW_BYTES = ROW_BYTES  # before the raw text has been read: four bytes are enough for all but extreme integers
 
 TOGETHER = 64
 SLACK = 8  # readable bytes after the last packed row: columns are read eight bytes at a time
@@ -24,7 +21,7 @@ Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def widths(cardinalities: Sequence[int], largest: Sequence[int]) -> np.ndarray:
-    """Bytes uint8 (39,) of each id below its cardinality and of each integer up to the largest."""
+    """Bytes uint8 (sparse + dense,) of each id below its cardinality and of each integer up to the largest."""
     values = [*(max(cardinality - 1, 0) for cardinality in cardinalities), *largest]
     return np.array([max(1, (value.bit_length() + 7) // 8) for value in values], dtype=np.uint8)
 
@@ -38,23 +35,24 @@ def row_bytes(wide: np.ndarray) -> int:
 def pack(columns: Columns, wide: np.ndarray, shards: np.ndarray, at: np.ndarray, out: np.ndarray) -> None:
     """Pack each row into ``out`` uint8 (rows, row_bytes) at the next place of its shard.
 
-    columns: ids int32 (26, n), integers int64 (n, 13), label uint8 (n,); shards int32 (n,): the shard of each row; at
-    int64 (shards,): the place in ``out`` of the next row of each shard, advanced.
+    columns: ids int32 (sparse, n), integers int64 (n, dense), label uint8 (n,); shards int32 (n,): the shard of each
+    row; at int64 (shards,): the place in ``out`` of the next row of each shard, advanced.
     """
     ids, integers, label = columns
+    sparse, dense = ids.shape[0], integers.shape[1]
     for i in range(shards.size):
         row = out[at[shards[i]]]
         at[shards[i]] += 1
         place = np.uint64(0)
-        for f in range(SPARSE_FEATURES):
+        for f in range(sparse):
             left = np.int64(ids[f, i])
             for _ in range(wide[f]):
                 row[place] = left & 255
                 left >>= 8
                 place += np.uint64(1)
-        for f in range(DENSE_FEATURES):
+        for f in range(dense):
             left = integers[i, f]
-            for _ in range(wide[SPARSE_FEATURES + f]):
+            for _ in range(wide[sparse + f]):
                 row[place] = left & 255
                 left >>= 8
                 place += np.uint64(1)
@@ -62,12 +60,12 @@ def pack(columns: Columns, wide: np.ndarray, shards: np.ndarray, at: np.ndarray,
 
 
 @njit(cache=True, nogil=True)
-def unpack(packed: np.ndarray, order: np.ndarray, wide: np.ndarray, columns: Columns) -> int:
+def unpack(packed: np.ndarray, order: np.ndarray, wide: np.ndarray, columns: Columns, floats: bool) -> int:
     """Unpack rows: row i of ``columns`` is the packed row ``order[i]``.
 
-    packed uint8 (rows * row_bytes + SLACK,); order uint32 (rows,); columns: ids int32 (rows, 26), dense float32 (rows,
-    13), label uint8 (rows,). Access is random: prefetching some rows ahead halves the time. The return value only keeps
-    the compiler from removing the prefetch.
+    packed uint8 (rows * row_bytes + SLACK,); order uint32 (rows,); columns: ids int32 (rows, sparse), dense float32
+    (rows, dense), label uint8 (rows,); floats: whether packed integers are bits of float32. Access is random:
+    prefetching some rows ahead halves the time. The return value only keeps the compiler from removing the prefetch.
     """
     size = np.int64(wide.sum()) + 1
     fetched = np.uint8(0)
@@ -75,21 +73,28 @@ def unpack(packed: np.ndarray, order: np.ndarray, wide: np.ndarray, columns: Col
         some = order[start : start + TOGETHER]
         for row in some:
             fetched |= packed[row * size] | packed[row * size + size - 1]
-        _unpack(packed, some, wide, start, columns)
+        _unpack(packed, some, wide, start, columns, floats)
     return int(fetched)
 
 
 @njit(cache=True, nogil=True)
-def _unpack(packed: np.ndarray, order: np.ndarray, wide: np.ndarray, first: int, columns: Columns) -> None:
+def _unpack(
+    packed: np.ndarray, order: np.ndarray, wide: np.ndarray, first: int, columns: Columns, floats: bool
+) -> None:
     ids, dense, label = columns
+    bits, sparse = dense.view(np.uint32), ids.shape[1]
     size = np.int64(wide.sum()) + 1
     masks = np.uint64(0xFFFFFFFFFFFFFFFF) >> (np.uint64(64) - np.uint64(8) * wide.astype(np.uint64))
     for i in range(order.size):
         at = np.int64(order[i]) * size
-        for f in range(SPARSE_FEATURES):
+        for f in range(sparse):
             ids[first + i, f] = word(packed, at) & masks[f]
             at += wide[f]
-        for f in range(DENSE_FEATURES):
-            dense[first + i, f] = logarithm(np.int64(word(packed, at) & masks[SPARSE_FEATURES + f]))
-            at += wide[SPARSE_FEATURES + f]
+        for f in range(dense.shape[1]):
+            value = word(packed, at) & masks[sparse + f]
+            if floats:
+                bits[first + i, f] = value
+            else:
+                dense[first + i, f] = logarithm(np.int64(value))
+            at += wide[sparse + f]
         label[first + i] = packed[at]

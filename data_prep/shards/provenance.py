@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from data_prep.columns import DENSE_NAMES, SPARSE_NAMES
 from data_prep.files import file_checksum
-from data_prep.options import DLRM, TRANSFORM
+from data_prep.options import DLRM
 from data_prep.preparation import Preparation
-from data_prep.raw.sources import line_of, whole_digest
+from data_prep.raw.sources import whole_digest
 from data_prep.shards.gather import WrittenShard
 from data_prep.splits import Ranges
 from data_prep.vocabulary.scan import PieceRecord
@@ -52,9 +51,11 @@ def make_manifest(
     splits = {name: Split(tuple(w.entry for w in written if w.split == name), (rows,)) for name, rows in ranges.items()}
     files = {VOCABULARY_NAME: file_checksum(vocabulary.path)} | {w.entry.file: w.frame for w in written}
     checksums = source_checksums(records, len(job.sources))
-    missing = [sum(r.missing[f] for r in records) for f in range(len(DENSE_NAMES + SPARSE_NAMES))]
+    features = job.format.features
+    fields = features.dense + features.sparse
+    missing = [sum(r.missing[f] for r in records) for f in range(len(fields))]
     provenance = {
-        "transform": TRANSFORM,
+        "transform": job.format.transform,
         "arguments": job.identity,
         "rows": sum(r.rows for r in records),
         "sources": [
@@ -67,12 +68,14 @@ def make_manifest(
             for source in job.sources
         ],
         "skipped": skipped_rows(records),
-        "missing": dict(zip(DENSE_NAMES + SPARSE_NAMES, missing, strict=True)),
+        "missing": dict(zip(fields, missing, strict=True)),
         "label_rate": {name: split.positives / split.rows for name, split in splits.items()} if job.labelled else {},
         "vocabulary": _about_vocabulary(vocabulary),
         "files": files,
     }
-    manifest = Manifest(tuple(vocabulary.cardinalities), splits, job.labelled, json.loads(json.dumps(provenance)))
+    manifest = Manifest(
+        tuple(vocabulary.cardinalities), splits, job.labelled, json.loads(json.dumps(provenance)), features
+    )
     return replace(manifest, provenance={**manifest.provenance, "manifest_checksum": manifest_checksum(manifest)})
 
 
@@ -107,6 +110,7 @@ def summary(job: Preparation, records: Sequence[PieceRecord], manifest: Manifest
     for reason, count in skipped_rows(records).items():
         first = next(r for r in records if reason in r.skipped)
         source = job.sources[first.source]
-        line = line_of(source, first.skipped[reason][1])
-        lines.append(f"skipped {count:,} rows: {reason}; the first is {source.path}:{line}")
+        lines.append(
+            f"skipped {count:,} rows: {reason}; the first is {job.format.place(source, first.skipped[reason][1])}"
+        )
     return "\n".join(lines)

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import save_array
-from data_prep.preparation import Preparation
+from data_prep.preparation import OpenPiece, Piece, Preparation, RowFormat
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
-from data_prep.raw.pieces import OpenPiece, Piece, deal, open_pieces
-from data_prep.raw.sources import CHANGED, TextDigest
+from data_prep.raw.sources import CHANGED
 from data_prep.scratch import Scratch
 from data_prep.shards.packing import pack, row_bytes
 from data_prep.shards.shard_layout import ShardLayout
@@ -93,6 +92,7 @@ class Destination:
     """The destination of rows, and the progress bar. ``wide``: the widths of packed columns."""
 
     work: Path
+    of: RowFormat
     layout: ShardLayout
     wide: np.ndarray
     progress: ProgressBar
@@ -106,11 +106,11 @@ def scatter(
     by_key = {p.record.key: p for p in placed}
 
     def body() -> None:
-        mine = deal(job)
+        mine = job.deal()
         with ProgressBar(job.ranks, "pass 2: encode", sum(unit.bytes for unit in mine), "B") as progress:
-            placement = Destination(job.work, layout, wide, progress, Scratch())
+            placement = Destination(job.work, job.format, layout, wide, progress, Scratch())
             for unit in mine:
-                for opened in open_pieces(job, unit, Done(job.work, by_key)):
+                for opened in job.format.open_pieces(job, unit, Done(job.work, by_key)):
                     if opened.piece not in by_key:
                         raise RawDataError(CHANGED.format(opened.source.path))
                     _scatter_piece(opened, by_key[opened.piece], encoder, placement)
@@ -125,15 +125,13 @@ def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, encoder: Encoder, pla
     offsets = np.concatenate([[0], np.cumsum(counts)])
     at, row = offsets[:-1].copy(), 0
     out = placement.scratch.array("packed", (rows, row_bytes(placement.wide)), np.uint8)
-    position, digest = opened.stream.file_position, TextDigest()
-    for block in opened.blocks(digest):
+    for block, read in opened.blocks():
         if row + block.rows > rows:
             raise RawDataError(CHANGED.format(opened.source.path))
-        columns = (encoder.ids(block), block.integers, block.label)
+        columns = (encoder.ids(block), placement.of.packed(block, encoder.vocabulary.about), block.label)
         pack(columns, placement.wide, shards[row : row + block.rows], at, out)
         row += block.rows
-        before, position = position, opened.stream.file_position
-        placement.progress.advance(position - before, block.rows)
-    if row != rows or digest.hexdigest() != placed.record.digest:
+        placement.progress.advance(read, block.rows)
+    if row != rows or opened.digest != placed.record.digest:
         raise RawDataError(CHANGED.format(opened.source.path))
     placed.save(placement.work, out, offsets.astype(np.uint32))

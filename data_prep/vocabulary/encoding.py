@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.columns import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.files import save_array
-from data_prep.preparation import Preparation
+from data_prep.preparation import Preparation, Rows
 from data_prep.ranks import RawDataError
-from data_prep.raw.parser import ParsedRows
 from data_prep.vocabulary.scan import reduce_tokens
 from data_prep.vocabulary.tables import look_up
 from data_prep.vocabulary.vocabulary_file import Vocabulary
@@ -24,30 +22,31 @@ class Encoder:
     vocabulary: Vocabulary
     tables: Sequence[np.ndarray]
 
-    def ids(self, rows: ParsedRows) -> np.ndarray:
-        """Ids int32 (26, rows); DataError for an unseen token if the vocabulary has no id for it (dlrm order)."""
+    def ids(self, rows: Rows) -> np.ndarray:
+        """Ids int32 (sparse, rows); DataError for an unseen token if the vocabulary has no id for it (dlrm order)."""
         tokens = reduce_tokens(rows.tokens, self.vocabulary.max_ind_range)
-        ids = look_up(tokens, rows.missing, self.tables, reserved=self.vocabulary.reserved)
+        ids = look_up(tokens, rows, self.tables, reserved=self.vocabulary.reserved)
         if not self.vocabulary.reserved and ids.size and ids.min() < 0:
             row, feature = np.argwhere(ids.T < 0)[0]
             raise RawDataError(
-                f"token {tokens[feature, row]:08x} of {SPARSE_NAMES[feature]} is not in {self.vocabulary.path.name}, "
-                "and dlrm order has no id for unseen tokens; use a vocabulary in frequency order"
+                f"token {tokens[feature, row]:08x} of {self.vocabulary.names[feature]} is not in "
+                f"{self.vocabulary.path.name}, and dlrm order has no id for unseen tokens; use a "
+                "vocabulary in frequency order"
             )
         return ids
 
 
 def in_memory(vocabulary: Vocabulary) -> Encoder:
     """An encoder with its tables in this process's memory."""
-    return Encoder(vocabulary, [vocabulary.lookup(f) for f in range(SPARSE_FEATURES)])
+    return Encoder(vocabulary, [vocabulary.lookup(f) for f in range(len(vocabulary.names))])
 
 
 def shared(job: Preparation, vocabulary: Vocabulary) -> Encoder:
     """An encoder with its tables in files of the work folder, written by all ranks together and mapped read-only."""
-    paths = [job.work / "lookup" / f"{name}.npy" for name in SPARSE_NAMES]
+    paths = [job.work / "lookup" / f"{f}.npy" for f in range(len(vocabulary.names))]
 
     def body() -> None:
-        for f in range(job.ranks.rank, SPARSE_FEATURES, job.ranks.size):
+        for f in range(job.ranks.rank, len(paths), job.ranks.size):
             job.ranks.check()
             if not paths[f].is_file():
                 save_array(paths[f], vocabulary.lookup(f))

@@ -6,19 +6,18 @@ The ranks merge features in parallel; rank 0 combines them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from data_prep.columns import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.files import load_json, save_array, save_json
-from data_prep.preparation import Preparation
+from data_prep.preparation import Piece, Preparation
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
-from data_prep.raw.pieces import Piece
 from data_prep.raw.sources import CHANGED
 from data_prep.splits import Ranges
-from data_prep.vocabulary.scan import ScanResult, Window, scan
+from data_prep.vocabulary.scan import PieceRecord, ScanResult, Window, scan
 from data_prep.vocabulary.vocabulary_file import (
     RESERVED_IDS,
     MergedFeature,
@@ -42,16 +41,21 @@ def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocab
             name = "fit"
             counts = scan(job, name, "pass 1: count training rows", _training_rows(found, ranges["train"]))
             for source in job.sources:
-                if found.of(source) != counts.of(source):
+                if _without_moments(found.of(source)) != _without_moments(counts.of(source)):
                     raise RawDataError(CHANGED.format(source.path))
         _merge(job, job.work / name, counts)
         rows = rows if name == "scan" else ranges["train"][1] - ranges["train"][0]
-        job.ranks.first(lambda: _assemble(job, path, rows))
+        job.ranks.first(lambda: _assemble(job, path, rows, counts))
         job.ranks.first(lambda: _drop_parts(job.work / name))
     vocabulary = job.ranks.together(lambda: read_vocabulary(path))
-    if job.options.min_count > 1 and sum(vocabulary.cardinalities) == RESERVED_IDS * SPARSE_FEATURES:
+    if job.options.min_count > 1 and sum(vocabulary.cardinalities) == RESERVED_IDS * len(vocabulary.cardinalities):
         raise RawDataError(f"--min-count {job.options.min_count:,}: no token comes so often; give a smaller one")
     return vocabulary
+
+
+def _without_moments(records: list[PieceRecord]) -> list[PieceRecord]:
+    """Records to compare: moments are those of the rows that a scan counts."""
+    return [replace(record, moments=[]) for record in records]
 
 
 def _training_rows(found: ScanResult, train: tuple[int, int]) -> Window:
@@ -66,13 +70,13 @@ def _training_rows(found: ScanResult, train: tuple[int, int]) -> Window:
 
 def _merge(job: Preparation, counts: Path, found: ScanResult) -> None:
     def body() -> None:
-        options = job.options
-        mine = range(job.ranks.rank, SPARSE_FEATURES, job.ranks.size)
+        order, names = job.options.id_order, job.format.features.sparse
+        mine = range(job.ranks.rank, len(names), job.ranks.size)
         with ProgressBar(job.ranks, "vocabulary", len(mine), " features") as progress:
             for f in mine:
-                place = job.work / "merged" / SPARSE_NAMES[f]
+                place = job.work / "merged" / str(f)
                 if not place.with_suffix(".json").is_file():
-                    merged = merge_feature(counts, found.parts, f, options.id_order, options.min_count)
+                    merged = merge_feature(counts, found.parts, f, order, job.format.least_count(f, job.options))
                     save_array(place.with_suffix(".tokens.npy"), merged.tokens)
                     save_array(place.with_suffix(".counts.npy"), merged.counts)
                     save_json(place.with_suffix(".json"), merged.sizes)
@@ -81,15 +85,17 @@ def _merge(job: Preparation, counts: Path, found: ScanResult) -> None:
     job.ranks.together(body)
 
 
-def _assemble(job: Preparation, path: Path, rows: int) -> None:
+def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> None:
+    names = job.format.features.sparse
+
     def features() -> Iterator[MergedFeature]:
-        for name in SPARSE_NAMES:
-            place = job.work / "merged" / name
+        for f in range(len(names)):
+            place = job.work / "merged" / str(f)
             tokens = np.load(place.with_suffix(".tokens.npy"), mmap_mode="r")
             counts = np.load(place.with_suffix(".counts.npy"), mmap_mode="r")
             yield MergedFeature(tokens, counts, load_json(place.with_suffix(".json")))
 
-    options = job.options
+    options, of = job.options, job.format
     about = {
         "id_order": options.id_order,
         "min_count": options.min_count,
@@ -97,7 +103,8 @@ def _assemble(job: Preparation, path: Path, rows: int) -> None:
         "fit_on": options.fit_on,
         "fitted_rows": rows,
     }
-    write_vocabulary(path, list(features()), about)
+    moments = sum(np.array(record.moments) for record in counts.records)
+    write_vocabulary(path, dict(zip(names, features(), strict=True)), about | of.fitted(np.asarray(moments)))
 
 
 def _drop_parts(folder: Path) -> None:

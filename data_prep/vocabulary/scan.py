@@ -12,16 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.files import load_json, save_array, save_json
-from data_prep.options import DLRM
-from data_prep.preparation import Preparation, RawSource
+from data_prep.options import DLRM, PrepareOptions
+from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Tally
 from data_prep.progress import ProgressBar
-from data_prep.raw.parser import ParsedRows, tally
-from data_prep.raw.pieces import OpenPiece, Piece, deal, open_pieces
-from data_prep.raw.sources import TextDigest
 from data_prep.vocabulary.tables import CountTable, FirstTable, TokenTable
 from ssmpi.core.errors import DataError
+from ssmpi.data.schema import SPLITS
 
 PIECES_PER_RUN = 64
 SOURCE_SHIFT = 46  # a position is (source, byte); files are smaller than 64 TiB
@@ -31,9 +28,7 @@ Window = Callable[[Piece], tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class PieceRecord:
-    """The counts of pass 1 for one piece: ``missing`` by field, ``largest`` is the largest value of each
-    integer field.
-    """
+    """The counts of pass 1 for one piece; see ``Tally``."""
 
     source: int
     piece: int
@@ -42,6 +37,8 @@ class PieceRecord:
     positives: int
     missing: list[int]
     largest: list[int]
+    splits: list[int]
+    moments: list[list[float]]
     skipped: dict[str, list[int]]
     digest: str
 
@@ -53,7 +50,7 @@ class PieceRecord:
 
 @dataclass
 class Spill:
-    """Sorted tokens and values of all features, as written by one spill; ``bounds`` (27,) cuts them into features."""
+    """Sorted tokens and values of all features, as one spill wrote them; ``bounds`` (sparse + 1,) cuts them apart."""
 
     name: str
     bounds: list[int]
@@ -74,11 +71,11 @@ class ScanResult:
 class ScanRun:
     """The pieces a rank has read since its last commit, and their token tables."""
 
-    def __init__(self, folder: Path, table_bytes: int, first_appearance: bool, max_ind_range: int) -> None:
-        self._folder, self._budget = folder, table_bytes
-        self._modulus = max_ind_range
-        kind = FirstTable if first_appearance else CountTable
-        self._tables: list[TokenTable] = [kind() for _ in range(SPARSE_FEATURES)]
+    def __init__(self, folder: Path, options: PrepareOptions, of: RowFormat) -> None:
+        self._folder, self._budget = folder, options.table_bytes
+        self._modulus, self._token_type = options.max_ind_range, of.token_type
+        kind = FirstTable if options.id_order == DLRM else CountTable
+        self._tables: list[TokenTable] = [kind() for _ in of.features.sparse]
         self._records: list[PieceRecord] = []
         self._parts: list[Spill] = []
         self._name = ""
@@ -88,7 +85,7 @@ class ScanRun:
         if not self._name:
             self._name = f"{piece[0]:04d}-{piece[1]:06d}"
 
-    def count(self, rows: ParsedRows, position: int) -> None:
+    def count(self, rows: Rows, position: int) -> None:
         """Count the tokens of ``rows``, the first at ``position``; spill before the tables outgrow their bound."""
         if sum(table.bytes_with(rows.rows) for table in self._tables) > self._budget:
             self._spill()
@@ -116,7 +113,7 @@ class ScanRun:
         if bounds[-1] == 0:
             return
         part = Spill(f"part-{self._name}-{len(self._parts):03d}", bounds)
-        tokens = np.empty(bounds[-1], dtype=np.uint32)
+        tokens = np.empty(bounds[-1], dtype=self._token_type)
         values = np.empty(bounds[-1], dtype=np.int64)
         for f, table in enumerate(self._tables):
             tokens[bounds[f] : bounds[f + 1]], values[bounds[f] : bounds[f + 1]] = table.drain()
@@ -136,14 +133,13 @@ def scan(job: Preparation, name: str, title: str, window: Window | None) -> Scan
     done = {record.key for record in job.ranks.first(lambda: read_runs(folder)).records}
 
     def body() -> set[Piece]:
-        options = job.options
-        run = ScanRun(folder, options.table_bytes, options.id_order == DLRM, options.max_ind_range)
-        mine, read = deal(job), set()
+        run = ScanRun(folder, job.options, job.format)
+        mine, read = job.deal(), set()
         with ProgressBar(job.ranks, title, sum(unit.bytes for unit in mine), "B") as progress:
             for unit in mine:
-                for opened in open_pieces(job, unit, done):
+                for opened in job.format.open_pieces(job, unit, done):
                     run.begin(opened.piece)
-                    run.end(_scan_piece(opened, run, window, progress))
+                    run.end(_scan_piece(opened, _tally(job.format), run, window, progress))
                     read.add(opened.piece)
         run.commit()
         return read
@@ -160,33 +156,38 @@ def scan(job: Preparation, name: str, title: str, window: Window | None) -> Scan
     return found
 
 
-def _scan_piece(opened: OpenPiece, run: ScanRun, window: Window | None, progress: ProgressBar) -> PieceRecord:
-    rows = positives = 0
-    largest = np.zeros(DENSE_FEATURES, dtype=np.int64)
-    missing = np.zeros(DENSE_FEATURES + SPARSE_FEATURES, dtype=np.int64)
+def _tally(of: RowFormat) -> Tally:
+    dense, fields = len(of.features.dense), len(of.features.dense) + len(of.features.sparse)
+    missing, largest, splits = (np.zeros(size, dtype=np.int64) for size in (fields, dense, len(SPLITS)))
+    return Tally(missing, largest, splits, np.zeros((dense, 3)))
+
+
+def _scan_piece(
+    opened: OpenPiece, tally: Tally, run: ScanRun, window: Window | None, progress: ProgressBar
+) -> PieceRecord:
+    rows = 0
     low, high = window(opened.piece) if window else (0, 0)
-    position = opened.stream.file_position
-    digest = TextDigest()
-    for block in opened.blocks(digest):
+    for block, read in opened.blocks():
         first, last = max(low - rows, 0), min(high - rows, block.rows)
         if first < last:
-            run.count(block.part(first, last), (opened.piece[0] << SOURCE_SHIFT) + opened.start + rows + first)
-        positives += tally(block, missing, largest)
+            counted = block.part(first, last).counted(tally)
+            run.count(counted, (opened.piece[0] << SOURCE_SHIFT) + opened.start + rows + first)
+        block.tally(tally)
         rows += block.rows
-        before, position = position, opened.stream.file_position
-        progress.advance(position - before, block.rows)
-    skipped = opened.skipped.reasons if opened.skipped else {}
+        progress.advance(read, block.rows)
     source, piece = opened.piece
     return PieceRecord(
         source=source,
         piece=piece,
         last=opened.last,
         rows=rows,
-        positives=positives,
-        missing=missing.tolist(),
-        largest=largest.tolist(),
-        skipped=skipped,
-        digest=digest.hexdigest(),
+        positives=tally.positives,
+        missing=tally.missing.tolist(),
+        largest=tally.largest.tolist(),
+        splits=tally.splits.tolist(),
+        moments=tally.moments.tolist(),
+        skipped=opened.skipped,
+        digest=opened.digest,
     )
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numba import njit
 
-from data_prep.columns import DENSE_FEATURES
+from data_prep.preparation import Rows
 from data_prep.raw.fields import Integer
-from data_prep.raw.parser import ParsedRows
 from ssmpi.data.schema import MISSING_ID, RARE_ID
 
 FIRST_BITS = 10
@@ -127,7 +126,7 @@ class TokenTable(ABC):
         """Double the table."""
 
     @abstractmethod
-    def _take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
         """A function that fills the current table, given the state described in ``_count``."""
 
     @abstractmethod
@@ -143,7 +142,7 @@ class TokenTable(ABC):
             slots *= 2
         return self.slot_bytes * (slots + slots // 2)
 
-    def take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> None:
+    def take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> None:
         """Add ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``; the first row is at ``position``."""
         state = np.array([0, self.entries, 0, 0], dtype=np.int64)
         while True:
@@ -176,8 +175,8 @@ class CountTable(TokenTable):
         self._allocate()
         _rehash(old, self._table)
 
-    def _take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
-        return lambda state: _count(tokens, rows.missing, DENSE_FEATURES + feature, self._table, state)
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+        return lambda state: _count(tokens, *rows.missing_bit(feature), self._table, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         entries = np.sort(self._table[self._table != 0])
@@ -198,7 +197,7 @@ class FirstTable(TokenTable):
         self._allocate()
         _refill(keys, values, self._keys, self._values)
 
-    def _take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
         return lambda state: _note_first(tokens, position, self._keys, self._values, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
@@ -246,11 +245,11 @@ def _look_up(
         ids[row] = np.int32((entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)) if entry != 0 else reserved[1]
 
 
-def look_up(tokens: np.ndarray, missing: np.ndarray, tables: Sequence[np.ndarray], *, reserved: bool) -> np.ndarray:
-    """Ids int32 (26, rows) of ``tokens`` uint32 (26, rows). With ``reserved`` 0 is missing and 1 unseen; otherwise a
-    missing token is token 0 and an unseen one gets -1."""
+def look_up(tokens: np.ndarray, rows: Rows, tables: Sequence[np.ndarray], *, reserved: bool) -> np.ndarray:
+    """Ids int32 (sparse, rows) of ``tokens`` uint32 (sparse, rows), those of ``rows``. With ``reserved`` 0 is missing
+    and 1 unseen; otherwise a missing token is token 0 and an unseen one gets -1."""
     ids = np.empty(tokens.shape, dtype=np.int32)
     for f, table in enumerate(tables):
-        bit = DENSE_FEATURES + f if reserved else -1
-        _look_up(tokens[f], missing, bit, table, (MISSING_ID, RARE_ID if reserved else -1), ids[f])
+        missing, bit = rows.missing_bit(f)
+        _look_up(tokens[f], missing, bit if reserved else -1, table, (MISSING_ID, RARE_ID if reserved else -1), ids[f])
     return ids

@@ -17,13 +17,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.columns import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.files import whole
 from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
 from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.tables import lookup_table
 from ssmpi.core.errors import DamageError, DataError
 from ssmpi.data import hdf5_file
+from ssmpi.data.features import CRITEO
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
@@ -128,12 +128,12 @@ def _kept(
     return np.concatenate(tokens), np.concatenate(values)
 
 
-def write_vocabulary(path: Path, features: Sequence[MergedFeature], attributes: Mapping[str, Any]) -> None:
+def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attributes: Mapping[str, Any]) -> None:
     """Write ``vocabulary.h5`` atomically. ``attributes``: id_order, min_count, max_ind_range, fit_on, fitted_rows."""
-    content = sum(merged.tokens.nbytes + merged.counts.nbytes + hdf5_file.OVERHEAD for merged in features)
+    content = sum(merged.tokens.nbytes + merged.counts.nbytes + hdf5_file.OVERHEAD for merged in features.values())
     with whole(path) as beside, hdf5_file.create(beside, content) as out:
         cardinalities, sizes = [], []
-        for name, merged in zip(SPARSE_NAMES, features, strict=True):
+        for name, merged in features.items():
             group = out.create_group(name)
             group.create_dataset("token", data=merged.tokens, dtype="<u4")
             if attributes["id_order"] == FREQUENCY:
@@ -148,7 +148,7 @@ def write_vocabulary(path: Path, features: Sequence[MergedFeature], attributes: 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The content of a vocabulary file. ``sizes`` (26, 5): tokens that reach the stated min-counts; empty in dlrm
+    """The content of a vocabulary file. ``sizes`` (sparse, 5): tokens that reach the stated min-counts; empty in dlrm
     order.
     """
 
@@ -157,6 +157,12 @@ class Vocabulary:
     max_ind_range: int
     cardinalities: list[int]
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The sparse features."""
+        found: Sequence[str] = self.about.get("features", CRITEO.sparse)
+        return found
 
     @property
     def reserved(self) -> bool:
@@ -172,9 +178,9 @@ class Vocabulary:
         """``token`` uint32 or ``count`` int64 of one feature, in id order."""
         try:
             with h5py.File(self.path, "r", locking=False) as file:
-                column: np.ndarray = file[SPARSE_NAMES[feature]][name][:]
+                column: np.ndarray = file[self.names[feature]][name][:]
         except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            place = f"{SPARSE_NAMES[feature]}/{name}"
+            place = f"{self.names[feature]}/{name}"
             raise DamageError(self.path, f"damaged at {place} ({error})", "make it again") from error
         return column
 
@@ -190,7 +196,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     try:
         with h5py.File(path, "r", locking=False) as file:
             about = json.loads(file.attrs["about"])
-            lengths = [len(file[name]["token"]) for name in SPARSE_NAMES]
+            lengths = [len(file[name]["token"]) for name in about.get("features", CRITEO.sparse)]
         found = (about["format"], about["version"])
         if found != (FORMAT, VERSION):
             raise DamageError(path, f"format {found}, this program reads {(FORMAT, VERSION)}", "make it again")
@@ -211,6 +217,6 @@ def size_table(vocabulary: Vocabulary) -> str:
         total = sum(vocabulary.cardinalities)
         return f"ids in order of first appearance: {total:,} in all\n" + ", ".join(map(str, vocabulary.cardinalities))
     head = "ids per feature   " + "".join(f"{'min-count ' + str(c):>15}" for c in STATED_MIN_COUNTS)
-    sizes = np.array(vocabulary.about["sizes"]).reshape(SPARSE_FEATURES, -1) + RESERVED_IDS
-    lines = [f"  {n:<16}" + "".join(f"{s:>15,}" for s in row) for n, row in zip(SPARSE_NAMES, sizes, strict=True)]
+    sizes = np.array(vocabulary.about["sizes"]).reshape(len(vocabulary.names), -1) + RESERVED_IDS
+    lines = [f"  {n:<16}" + "".join(f"{s:>15,}" for s in row) for n, row in zip(vocabulary.names, sizes, strict=True)]
     return "\n".join([head, *lines, f"  {'all':<16}" + "".join(f"{s:>15,}" for s in sizes.sum(axis=0))])

@@ -5,7 +5,7 @@ import os
 import pytest
 from test_prepare_output_folder import text
 
-from data_prep import criteo as module
+from data_prep import passes as module
 from data_prep.cli import main
 from data_prep.criteo import prepare
 from data_prep.options import PrepareOptions

@@ -9,7 +9,7 @@ from faults import broken_disk
 from full_disk import full_disk
 from test_prepare_output_folder import text
 
-from data_prep import criteo as module
+from data_prep import passes as module
 from data_prep.cli import main
 from data_prep.criteo import prepare
 from data_prep.files import save_array
@@ -29,7 +29,7 @@ def raw(tmp_path):
 
 FULL = [
     ("fit_vocabulary", 800, "vocabulary.h5"),
-    ("shared", 200, ".prepare/lookup/C1.npy"),
+    ("shared", 200, ".prepare/lookup/0.npy"),
     ("scatter", 500, ".prepare/pieces/piece-0000-000000.rows"),
     ("write_shards", 9000, "train/shard-00000.h5"),
 ]

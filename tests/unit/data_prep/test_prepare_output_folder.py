@@ -80,7 +80,7 @@ def test_overwrite_removes_nothing_while_another_job_is_at_work(raw, whole, caps
 def test_work_of_which_nobody_knows_the_arguments_is_not_resumed(raw, tmp_path, monkeypatch):
     out, other = tmp_path / "out", tmp_path / "other.txt"
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.criteo.fit_vocabulary", lambda *unused: exit("killed after pass 1"))
+        patch.setattr("data_prep.passes.fit_vocabulary", lambda *unused: exit("killed after pass 1"))
         with pytest.raises(SystemExit):
             criteo(raw, out)
     (out / ".prepare" / "plan.json").unlink()  # a removal was killed: it is not known how far it came
@@ -106,7 +106,7 @@ def test_a_removal_that_is_killed_leaves_nothing_to_resume(raw, whole, monkeypat
 
 
 def test_a_job_that_finds_a_whole_folder_leaves_the_work_of_another(raw, whole, monkeypatch):
-    from data_prep import criteo as module
+    from data_prep import passes as module
 
     real = module.whole_digest
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.options import DLRM, FREQUENCY, MERGING_BYTES, MOST_ROW_BYTES, ORDERING_BYTES
+from data_prep.options import DLRM, FREQUENCY, MERGING_BYTES, ORDERING_BYTES, most_packed_bytes
 from data_prep.shards.packing import SLACK, pack, row_bytes, unpack, widths
 from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.vocabulary_file import merge_feature
+from ssmpi.data.features import CRITEO
 
 largest_values = st.sampled_from([0, 1, 255, 256, 65_535, 65_536, 2**24 - 1, 2**24, 2**31, 2**32, 2**56, 2**63 - 1])
 cardinalities = st.sampled_from([1, 2, 255, 256, 257, 65_536, 65_537, 2**24, 2**24 + 1, 2**31 - 1])
@@ -35,14 +36,14 @@ def test_rows_come_out_of_their_shard_as_they_went_in(cardinalities, largest, se
         generator.integers(0, shards, rows).astype(np.int32),
     )
     wide = widths(cardinalities, largest)
-    assert row_bytes(wide) <= MOST_ROW_BYTES
+    assert row_bytes(wide) <= most_packed_bytes(CRITEO)
     at = np.concatenate([[0], np.cumsum(np.bincount(goes_to, minlength=shards))])[:-1]
     packed = np.empty((rows, row_bytes(wide)), np.uint8)
     for cut in (slice(0, 130), slice(130, rows)):  # block by block
         pack((ids[:, cut], integers[cut], label[cut]), wide, goes_to[cut], at, packed)
     order = generator.permutation(rows).astype(np.uint32)
     out = np.empty((rows, 26), np.int32), np.empty((rows, 13), np.float32), np.empty(rows, np.uint8)
-    unpack(np.concatenate([packed.reshape(-1), np.full(SLACK, 255, np.uint8)]), order, wide, out)
+    unpack(np.concatenate([packed.reshape(-1), np.full(SLACK, 255, np.uint8)]), order, wide, out, False)
     source = np.argsort(goes_to, kind="stable")[order]
     np.testing.assert_array_equal(out[0], ids[:, source].T)
     np.testing.assert_array_equal(out[1], np.log1p(integers[source].astype(np.float64)).astype(np.float32))

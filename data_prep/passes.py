@@ -1,0 +1,166 @@
+"""The two passes of every preparation, from raw files to the manifest."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+from collections.abc import Callable, Sequence
+
+from data_prep.files import file_checksum, whole
+from data_prep.preparation import Piece, Preparation, RawSource
+from data_prep.progress import ProgressBar, say
+from data_prep.ranks import Ranks, RawDataError
+from data_prep.raw.sources import whole_digest
+from data_prep.shards.gather import write_shards
+from data_prep.shards.needs import announce, check_space_again, gigabytes
+from data_prep.shards.output_folder import WHOLE, OutputFolder
+from data_prep.shards.packing import row_bytes, widths
+from data_prep.shards.provenance import data_set_id, make_manifest, summary
+from data_prep.shards.scatter import place, scatter
+from data_prep.shards.shard_layout import ShardLayout
+from data_prep.splits import Ranges, split_rows
+from data_prep.vocabulary.encoding import shared
+from data_prep.vocabulary.fit import fit_vocabulary
+from data_prep.vocabulary.scan import ScanResult, every_row, scan
+from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary, size_table
+from ssmpi.core.errors import DataError
+from ssmpi.data.schema import VOCABULARY_NAME, Manifest, read_manifest, write_manifest
+
+
+def run(open_job: Callable[[], Preparation]) -> Manifest:
+    """Open a job and bring it to its end; resumes an interrupted one of the same arguments and files.
+
+    Every rank calls it. Raises DataError, on all ranks, for invalid input.
+    """
+    began = time.monotonic()
+    job = open_job()
+    ranks = job.ranks
+    _require_training_rows(job, [source.size for source in job.sources])  # nearly always detected before a row is read
+    folder = OutputFolder(job.options)
+    ranks.first(lambda: announce(job))
+    if ranks.first(lambda: folder.begin(job)) == WHOLE:
+        return _already_whole(job, folder)
+    try:
+        manifest = _make(job)
+        ranks.first(folder.finish)
+    except RawDataError:
+        ranks.first(folder.abandon)
+        raise
+    finally:
+        folder.release()
+    _report(job, manifest.provenance["rows"], time.monotonic() - began)
+    return manifest
+
+
+def _make(job: Preparation) -> Manifest:
+    """The two passes, from raw text to the manifest."""
+    options, ranks = job.options, job.ranks
+    counting = every_row if job.fitting and options.fit_on == "all" else None
+    found = scan(job, "scan", "pass 1: check and count" if counting else "pass 1: check", counting)
+    ranges = _split(job, found)
+    vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
+    say(ranks, size_table(vocabulary))
+    wide = widths(vocabulary.cardinalities, job.format.largest([record.largest for record in found.records]))
+    ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
+
+    layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
+    data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
+    placed = place(found.records)
+    scatter(job, placed, shared(job, vocabulary), layout, wide)
+    common = {"data_set": data_set, "cardinalities": vocabulary.cardinalities}
+    written = write_shards(job, placed, layout, wide, common)
+
+    manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
+    ranks.first(lambda: str(write_manifest(options.output, manifest)))
+    ranks.first(lambda: say(ranks, summary(job, found.records, manifest)))
+    return manifest
+
+
+def compare_views(sources: list[RawSource], ranks: Ranks) -> None:
+    """DataError unless all ranks see the same files: dealing other pieces, they would lose or double rows."""
+    views = ranks.allgather([(source.name, source.size) for source in sources])
+    for rank, view in enumerate(views):
+        for source, expected, found in zip(sources, views[0], view, strict=True):
+            if found != expected:
+                raise DataError(
+                    f"{source.path}: {found[1]:,} bytes ({found[0]}) on rank {rank}, {expected[1]:,} bytes "
+                    f"({expected[0]}) on rank 0; give raw files that are the same on all hosts, and let no other "
+                    "program write to them"
+                )
+
+
+def _already_whole(job: Preparation, folder: OutputFolder) -> Manifest:
+    """Compare the raw files with those that the folder was made from; writes nothing."""
+    manifest = read_manifest(job.options.output)
+
+    def body() -> list[tuple[Piece, str]]:
+        mine = job.deal()
+        digests = []
+        with ProgressBar(job.ranks, "compare raw files", sum(unit.bytes for unit in mine), "B") as progress:
+            for unit in mine:
+                for opened in job.format.open_pieces(job, unit, ()):
+                    for read in opened.read_through():
+                        progress.advance(read, 0)
+                    digests.append((opened.piece, opened.digest))
+        return digests
+
+    digests = sorted(pair for some in job.ranks.allgather(job.ranks.together(body)) for pair in some)
+    for source, recorded in zip(job.sources, manifest.provenance["sources"], strict=True):
+        if whole_digest([d for (index, _), d in digests if index == source.index]) != recorded["checksum"]:
+            raise DataError(
+                f"{job.options.output}: was made from another {source.name} (same size, other content); give another "
+                "--output, or --overwrite to make it anew"
+            )
+    job.ranks.first(folder.finish)
+    say(job.ranks, f"{job.options.output}: already whole and made from these files; nothing to do")
+    return manifest
+
+
+def _split(job: Preparation, found: ScanResult) -> Ranges:
+    rows = [sum(r.rows for r in found.records if r.source == source.index) for source in job.sources]
+    if sum(rows) == 0:
+        raise RawDataError("not one good row in the raw files; see --on-bad-row")
+    _require_training_rows(job, rows)
+    ranges = split_rows(job.identity["split"], rows, job.identity["split_name"])
+    if job.identity["split"] in ("kaggle", "days"):
+        for name in ("train", "validation", "test"):
+            if name not in ranges:
+                say(job.ranks, f"note: {sum(rows):,} rows are too few for split {name!r}: it is left out")
+    return ranges
+
+
+def _require_training_rows(job: Preparation, sizes: Sequence[int]) -> None:
+    """RawDataError if the split of labelled files, of ``sizes`` in rows or bytes, has no training rows."""
+    kind = job.identity["split"]
+    if not job.labelled or kind == "none" or "train" in split_rows(kind, sizes):
+        return
+    why = "trains on all files but the last, and those have no rows" if kind == "days" else "leaves no rows to train on"
+    raise RawDataError(
+        f"--split {kind} {why}: give more files, or --split kaggle, or fractions such as 0.8,0.1,0.1; for rows "
+        "that are only scored --split none --split-name test"
+    )
+
+
+def _given_vocabulary(job: Preparation) -> Vocabulary:
+    given = job.options.vocabulary
+    assert given is not None
+    path = job.options.output / VOCABULARY_NAME
+
+    def copy() -> None:
+        if not path.is_file():
+            with whole(path) as beside:
+                shutil.copyfile(read_vocabulary(given).path, beside)
+
+    job.ranks.first(copy)
+    return job.ranks.together(lambda: read_vocabulary(path))
+
+
+def _report(job: Preparation, rows: int, seconds: float) -> None:
+    peaks = job.ranks.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    rate = rows / seconds / job.ranks.size
+    say(
+        job.ranks,
+        f"{rows:,} rows in {seconds:.1f} s, {rate / 1e6:.2f} M rows/s per rank; "
+        f"peak memory of a rank {gigabytes(max(peaks))}",
+    )
