@@ -24,11 +24,16 @@ from ssmpi.model.options import ModelOptions
 
 def dlrm(options: ModelOptions, inputs: Inputs) -> Network:
     """The network of ``model.bottom`` and ``model.top``."""
+    check_bottom(options, inputs)
+    bottom = mlp("bottom", DENSE, options.bottom)
+    pairs = DotInteraction("pairs", (bottom[-1].name, ROWS), inputs.tables)
+    return Network((*bottom, pairs, *mlp("top", pairs.name, options.top, last="none")), inputs)
+
+
+def check_bottom(options: ModelOptions, inputs: Inputs) -> None:
+    """SettingsError unless the bottom MLP's output can be multiplied with rows."""
     require(
         options.bottom[-1] == inputs.dim,
         f"model.bottom ends in {options.bottom[-1]}, but embedding.dim = {inputs.dim}: they are multiplied with each "
         "other and must be equal",
     )
-    bottom = mlp("bottom", DENSE, options.bottom)
-    pairs = DotInteraction("pairs", (bottom[-1].name, ROWS), inputs.tables)
-    return Network((*bottom, pairs, *mlp("top", pairs.name, options.top, last="none")), inputs)

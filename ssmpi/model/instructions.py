@@ -36,6 +36,7 @@ from ssmpi.model.program import (
     RELU,
     ROWS_PLACE,
     SIGMOID,
+    SLICE,
     TOP_K,
     WEIGHT,
     A,
@@ -95,6 +96,8 @@ def _forward(
         kernels.interact(a[: n * k].reshape(n, k), vectors.reshape(n, row[DETAIL], k), out)
     elif kind == COPY:
         kernels.hand_on(a, n, k, k, flat[row[DETAIL] :], m, False)
+    elif kind == SLICE:
+        kernels.hand_on(a[row[DETAIL] :], n, m, k, flat, m, False)
     elif kind == TOP_K:
         top_k_kernels.forward(row, n, a[: n * k], values, flat)
     elif kind == GATE:
@@ -136,6 +139,11 @@ def _backward(
         kernels.interact_backward(x, vectors, by_out, by_x, by_vectors, flags & ADD_A != 0, flags & ADD_B != 0)
     elif kind == COPY and flags & BY_A:
         kernels.hand_on(flat[row[DETAIL] :], n, k, m, by_a, k, flags & ADD_A != 0)
+    elif kind == SLICE:
+        if flags & BY_A and not flags & ADD_A:
+            by_a[: n * k] = 0.0  # the columns beside it
+        if flags & BY_A:
+            kernels.hand_on(flat, n, m, m, by_a[row[DETAIL] :], k, True)
     elif kind == TOP_K:
         top_k_kernels.backward(row, n, by_a[: n * k], values, flat)
     elif kind == GATE:

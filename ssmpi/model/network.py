@@ -25,6 +25,7 @@ from ssmpi.model.operators import (
     Operator,
     Parameter,
     Shape,
+    Slice,
     check_kind,
     exactly,
 )
@@ -33,7 +34,7 @@ DENSE, ROWS, WEIGHTS = "dense", "rows", "weights"
 
 __all__ = [
     "DENSE", "ROWS", "WEIGHTS", "Concat", "DotInteraction", "Form", "Gate", "Inputs", "Linear", "Network", "Operator",
-    "Parameter", "Shape", "cross", "exactly", "floats_in", "mlp",
+    "Parameter", "Shape", "Slice", "cross", "exactly", "floats_in", "mlp",
 ]  # fmt: skip
 
 

@@ -99,6 +99,21 @@ class Concat(Operator):
 
 
 @dataclass(frozen=True)
+class Slice(Operator):
+    """``columns`` of its input, from the one of number ``first``."""
+
+    first: int
+    columns: int
+
+    def form(self, *widths: int) -> Form:
+        """One input that has these columns."""
+        (inputs,) = exactly(1, widths)
+        within("first", self.first, 0, inputs - 1)
+        within("columns", self.columns, 1, inputs - self.first)
+        return Form(self.columns)
+
+
+@dataclass(frozen=True)
 class Gate(Operator):
     """start * update + x, elementwise, of inputs in this order: a cross layer of DCN v2 where ``update`` is a linear
     map of x.

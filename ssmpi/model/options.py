@@ -34,6 +34,16 @@ class DeepFMOptions:
 
 
 @dataclass(frozen=True)
+class DLRMTowersOptions:
+    """``[model.dlrm_towers]``: the number of towers, one for each member of a group."""
+
+    towers: int = 2
+
+    def __post_init__(self) -> None:
+        within("towers", self.towers, 2, 1000)
+
+
+@dataclass(frozen=True)
 class ModelOptions:
     """The ``[model]`` section; the defaults are the Kaggle sizes of facebookresearch/dlrm.
 
@@ -55,6 +65,7 @@ class ModelOptions:
 
     dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
     deepfm: DeepFMOptions = field(default_factory=DeepFMOptions)
+    dlrm_towers: DLRMTowersOptions = field(default_factory=DLRMTowersOptions)
 
     def __post_init__(self) -> None:
         require(self.precision in ("fp32", "bf16"), f"precision is 'fp32' or 'bf16', got {self.precision!r}")

@@ -25,6 +25,7 @@ from ssmpi.model.network import (
     Gate,
     Linear,
     Network,
+    Slice,
     floats_in,
 )
 from ssmpi.model.onednn_gemm import Layer, copies_of
@@ -34,14 +35,14 @@ from ssmpi.model.top_k import TopK
 ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input
 
-# Kinds of instructions; those after GATE are in ``field_kernels``, those after MACHINE in ``messages``.
+# Kinds of instructions; those after GATE are in ``field_kernels``, those after MACHINE in ``messages``, but for SLICE.
 LINEAR, INTERACTION, COPY, TOP_K, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(10)
-SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT = range(10, 14)
+SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT, SLICE = range(10, 15)
 
 # Columns. A, B and C are the places of inputs. DETAIL depends on the kind: the tables (INTERACTION), the first
 # column of the output (COPY, RECEIVE), whether to accumulate (ADD), the floats of a vector (SCALE, MACHINE), the first
-# column to take of each row (TAKE; BIAS is then the width of a row), the place of the weight's copies (LINEAR), or
-# where the places of an example's kept values are, as int32 (TOP_K, SEND_KEPT, RECEIVE_KEPT).
+# column to take (SLICE) or that of each row (TAKE; BIAS is then the width of a row), the place of the weight's copies
+# (LINEAR), or where the places of an example's kept values are, as int32 (TOP_K, SEND_KEPT, RECEIVE_KEPT).
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 COLUMNS = FLAGS + 1
 KEPT = WEIGHT  # of TOP_K: how many values of an example pass
@@ -131,6 +132,8 @@ class Program:
             case TopK():
                 kept, detail = item.kept(width), self.places[f"{item.name}.kept"]
                 yield [TOP_K, places[0], NOWHERE, NOWHERE, out, width, width, kept, 0, detail, 0]
+            case Slice():
+                yield [SLICE, places[0], NOWHERE, NOWHERE, out, widths[0], width, 0, 0, item.first, 0]
             case Gate():
                 yield [GATE, *places, out, width, width, 0, 0, 0, 0]
             case Sum():

@@ -22,6 +22,7 @@ from ssmpi.model.network import (
     Linear,
     Network,
     Operator,
+    Slice,
 )
 from ssmpi.model.program import NARROWEST
 from ssmpi.model.top_k import TopK
@@ -86,6 +87,8 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
             return torch.cat([inputs[0], square.index_select(1, _pairs(operator.tables + 1))], dim=1)
         case Concat():
             return torch.cat(inputs, dim=1)
+        case Slice():
+            return inputs[0][:, operator.first : operator.first + operator.columns]
         case Gate():
             return inputs[0] * inputs[1] + inputs[2]
         case TopK():

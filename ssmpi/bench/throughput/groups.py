@@ -21,6 +21,7 @@ from ssmpi.model.places import PLANS, ROUNDED
 
 MEMBERS = 2
 BETWEEN = "auto", "messages"
+TOWERS = tuple(f"tower{member}.*: {member}" for member in range(MEMBERS))
 
 
 class Beside(TypedDict):
@@ -42,7 +43,7 @@ def plans(harness: Harness) -> dict[str, Beside]:
 
 def ways(harness: Harness) -> dict[str, Beside]:
     """What may make a group faster: bfloat16 on the edges, more lanes than cores, balanced stages (against half of the
-    operators each).
+    operators each), a network of towers.
     """
     asked = []
     for size in sizes(harness):
@@ -51,6 +52,8 @@ def ways(harness: Harness) -> dict[str, Beside]:
         asked += [rounded(groups[plan], network) for plan in ("columns", "stages")]
         asked += [replace(group, threads=2) for group in groups.values()]
         asked.append(replace(groups["stages"], plan="halves", rules=halves(network)))
+        asked += [replace(groups[plan], network="dlrm") for plan in ("data", "stages")]
+        asked += [replace(groups["data"], network="dlrm_towers", plan="towers", rules=TOWERS)]
     return in_rounds(harness, asked)
 
 

@@ -790,6 +790,10 @@ def test_a_contender_may_be_a_group_by_a_plan_or_by_rules(config_of):
     assert config_of(rounded).places.rounded == {operator.name for operator in config.network.operators}
     by_halves = config_of(dataclasses.replace(group, plan="halves", rules=groups.halves(config.network)))
     assert [str(place) for place in by_halves.places.of.values()] == ["member 0"] * 4 + ["member 1"] * 4
+    towers = dataclasses.replace(group, network="dlrm_towers", plan="towers", rules=groups.TOWERS)
+    found = config_of(towers).places.of
+    assert {str(found[name]) for name in found if name.startswith("tower1.")} == {"member 1"}
+    assert {str(found[name]) for name in ("bottom", "pairs", "pairs.0", "logit")} == {"home"}
     assert len({each.name for each in (group, rounded, groups.apart(group))}) == 3
     assert config_of(groups.apart(group)).topology.group == 1
 

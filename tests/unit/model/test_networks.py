@@ -1,5 +1,7 @@
 """Networks as values: shapes, the compiled program and torch's operators against autograd in float64."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,11 +28,12 @@ from ssmpi.model.network import (
     Linear,
     Network,
     Operator,
+    Slice,
     cross,
     mlp,
 )
 from ssmpi.model.optim import dense_optimizer
-from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
+from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, DLRMTowersOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters, by_name
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
@@ -80,7 +83,7 @@ def networks(draw):
 
     for number in range(draw(st.integers(0, 6))):
         name, source = f"o{number}", draw(st.sampled_from(sorted(widths)))
-        kinds = ["linear", "pairs", "concat", "gate", "sum", "first order", "vectors", "machine"]
+        kinds = ["linear", "pairs", "concat", "gate", "sum", "first order", "vectors", "machine", "slice"]
         match draw(st.sampled_from(kinds)):
             case "linear":
                 activation = draw(st.sampled_from(["none", "relu", "sigmoid"]))
@@ -94,6 +97,9 @@ def networks(draw):
             case "gate":
                 fitting = [value for value in widths if widths[value] == widths[source]]
                 add(Gate(name, (source, draw(st.sampled_from(fitting)), draw(st.sampled_from(fitting)))))
+            case "slice":
+                first = draw(st.integers(0, widths[source] - 1))
+                add(Slice(name, (source,), first, draw(st.integers(1, widths[source] - first))))
             case "sum":
                 fitting = [value for value in widths if widths[value] == widths[source]]
                 add(Sum(name, tuple(draw(st.lists(st.sampled_from(fitting), min_size=1, max_size=4)))))
@@ -287,6 +293,37 @@ def test_deepfm_is_the_papers():
     np.testing.assert_allclose(model.score(dense, rows), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_towers_are_a_dlrm_with_blocks_of_zeros():
+    """Layer by layer, uneven shares too: the block-diagonal weights of its MLPs written down."""
+    options = ModelOptions(name="dlrm_towers", bottom=(7, 4), top=(5, 1), dlrm_towers=DLRMTowersOptions(3))
+    network = network_of(options, INPUTS)
+    plain = network_of(dataclasses.replace(options, name="dlrm"), INPUTS)
+    towers, flat = (Replica(each, "fp32", seed=1).thread_model() for each in (network, plain))
+    parameters = dict(by_name(network.layout, towers.weights))
+    for name, whole in by_name(plain.layout, flat.weights):
+        mlp_name, _, layer = name.partition(".")
+        blocks = [parameters[f"tower{k}.{mlp_name}.{layer}"] for k in range(3)]
+        whole[:] = 0.0
+        if name.endswith("bias"):
+            whole[:] = np.concatenate(blocks) if name != "top.2.bias" else sum(blocks)
+        elif name in ("bottom.0.weight", "top.2.weight"):  # reads all inputs; adds all towers up
+            whole[:] = np.concatenate(blocks, axis=int(name.startswith("top")))
+        else:
+            row = column = 0
+            for block in blocks:
+                whole[row : row + block.shape[0], column : column + block.shape[1]] = block
+                row, column = row + block.shape[0], column + block.shape[1]
+    dense, rows, _ = example(network, 9)
+    np.testing.assert_allclose(towers.score(dense, rows), flat.score(dense, rows), rtol=1e-4, atol=1e-5)
+    assert [op.outputs for op in network.operators if op.name.endswith("bottom.0")] == [2, 2, 3]
+
+
+def test_more_towers_than_a_layer_has_outputs_are_refused():
+    options = ModelOptions(name="dlrm_towers", bottom=(8, 4), top=(3, 1), dlrm_towers=DLRMTowersOptions(4))
+    with pytest.raises(SettingsError, match=r"towers = 4 divides every layer, and one has 3 outputs"):
+        network_of(options, INPUTS)
+
+
 def test_logistic_regression_needs_one_float_of_a_row():
     network = network_of(ModelOptions(name="logistic"), INPUTS)
     model, (dense, rows, _) = Replica(network, "fp32", seed=1).thread_model(), example(network, 6)
@@ -327,6 +364,8 @@ def test_what_does_not_fit_is_named():
     refused([FirstOrder("a", (ROWS,)), out], "inputs: 1 given, 2 needed")
     refused([DotInteraction("a", (ROWS,), 3), out], "inputs: 1 given, 2 needed")
     refused([Gate("a", (ROWS, ROWS)), out], "inputs: 2 given, 3 needed")
+    refused([Slice("a", (ROWS,), 12, 1)], r"operator 'a' \(Slice\): first must be at most 11, got 12")
+    refused([Slice("a", (ROWS,), 9, 4)], r"operator 'a' \(Slice\): columns must be at most 3, got 4")
 
 
 @pytest.mark.parametrize(
