@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ssmpi.bench import cluster_edges
 from ssmpi.bench.cluster_scenarios import SMALL, WHOLE, Scenario, visits
 from ssmpi.bench.cluster_table import FULL_HOST, line, table
 from ssmpi.bench.harness import data, reporting
@@ -43,22 +44,27 @@ def narrow(options: ClusterOptions, scenario: Scenario) -> float | None:
     return 1e6 * options.embedding_link_mb if scenario.narrow else None
 
 
+def sync_link(options: ClusterOptions, scenario: Scenario) -> float:
+    """Bytes per second of a sync PS's link."""
+    return 1e6 * (scenario.sync_link_mb or options.link_mb)
+
+
 def rates(options: ClusterOptions, scenario: Scenario) -> list[float | None]:
     """The rate of each server's link in rank order; None if it is not limited."""
-    return [narrow(options, scenario)] * scenario.embedding_ps + [1e6 * options.link_mb] * scenario.sync_ps
+    return [narrow(options, scenario)] * scenario.embedding_ps + [sync_link(options, scenario)] * scenario.sync_ps
 
 
 def emulation(options: ClusterOptions, scenario: Scenario) -> Emulation:
     """The ranks' emulation; it includes links only if the kernel does not limit them."""
     if options.virtual_hosts:
         return Emulation(options.step_ms / 1e3)
-    links = 1e6 * options.link_mb, narrow(options, scenario), 1e6 * scenario.link_mb or None
+    links = sync_link(options, scenario), narrow(options, scenario), 1e6 * scenario.link_mb or None
     return Emulation(options.step_ms / 1e3, *links)
 
 
 def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """Run the whole benchmark; prints the table and returns the JSON file. The table is written beside it."""
-    possible = visits(options)
+    possible = cluster_edges.visits(options) if options.edges else visits(options)
     jobs = [(scenario, n) for scenario, n in possible if chosen(scenario.name, options.only)]
     if not jobs:
         names = "; ".join(dict.fromkeys(scenario.name for scenario, _ in possible))
@@ -76,7 +82,8 @@ def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[
             rows.append(visit(options, scenario, base, models[scenario].of(trainers), start(scenario, trainers)))
             say(f"{number + 1:>3}/{len(jobs)} {line(rows[-1], rows)}")
     report = {"header": header, "options": plain(options), "run_file": str(base), "rows": rows}
-    return publish(options.folder / RESULT, report, table(report))
+    text = table(report) + (cluster_edges.table(rows) if options.edges else "")
+    return publish(options.folder / RESULT, report, text)
 
 
 def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequence[str]) -> Path:
@@ -96,13 +103,14 @@ def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequenc
         rows = ""
     else:
         rows = f"data.folder={data.synthetic(options.folder / 'data', ROWS)}"
-    common = WHOLE if options.groups else SMALL
+    common = WHOLE if options.groups or options.edges else SMALL
     return data.base_run_file(target, tuple(filter(None, (*common, rows, *overrides))), options.folder, short=False)
 
 
 def expected(options: ClusterOptions, scenario: Scenario, base: Path) -> Forecast:
     """The prediction, for any number of trainers."""
-    links = LinkSpeeds(1e6 * options.link_mb, narrow(options, scenario) or math.inf, 1e6 * scenario.link_mb or math.inf)
+    members = 1e6 * scenario.link_mb or math.inf
+    links = LinkSpeeds(sync_link(options, scenario), narrow(options, scenario) or math.inf, members)
     config = load(base, scenario.overrides(2 * scenario.group))
     require(config.topology.group == scenario.group, "topology.group: give groups by --group")
     return forecast(config, options.step_ms / 1e3, links)

@@ -28,7 +28,7 @@ WHOLE = (*data.KAGGLE, "data.batch_size=128", "data.block_rows=2048", *COMMON)
 class Scenario:
     """``period``: iterations between foreground rounds, 0 for background rounds; ``narrow``: the embedding PSs' links
     are limited too. With a ``plan``, groups of ``group`` trainers, whose links carry ``link_mb`` MB a second and
-    direction.
+    direction; ``sync_link_mb`` are those of the sync PSs' links, 0 for ``--link-mb``.
     """
 
     algorithm: str = "none"
@@ -39,6 +39,7 @@ class Scenario:
     group: int = 1
     plan: str = ""
     link_mb: float = 0.0
+    sync_link_mb: float = 0.0
 
     @property
     def name(self) -> str:

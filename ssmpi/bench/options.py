@@ -72,6 +72,9 @@ class ClusterOptions:
         "NUMBERS",
     )
     rank_link_mb: tuple[float, ...] = option((25.0,), "a member's link, MB/s in each direction", "MB")
+    edges: tuple[float, ...] = option(
+        (), "groups of two over a dense and a sparse edge, whose bytes take so many steps if it is dense", "STEPS"
+    )
     virtual_hosts: bool = option(
         False, "each server on a virtual host whose link the kernel limits (root, Linux; jobs/cluster_on_hosts.sh)"
     )
@@ -85,12 +88,14 @@ class ClusterOptions:
         require(bool(self.rank_link_mb), "--rank-link-mb must list speeds, got none")
         for speed in self.rank_link_mb:
             positive("--rank-link-mb", speed, SECONDS)
+        for steps in self.edges:
+            positive("--edges", steps, SECONDS)
         for name in ("step_ms", "link_mb", "embedding_link_mb", "seconds"):
             positive(f"--{name.replace('_', '-')}", getattr(self, name), SECONDS)
         require(
-            not (self.groups and self.virtual_hosts),
+            not ((self.groups or self.edges) and self.virtual_hosts),
             "--virtual-hosts puts all trainers on one host, so the kernel cannot limit the links between members of a "
-            "group: leave out either --group or --virtual-hosts",
+            "group: leave out --virtual-hosts, or --group and --edges",
         )
 
     @property
