@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
@@ -67,6 +68,11 @@ def _run(parsed: argparse.Namespace, ranks: Ranks) -> int:
 
         prepare(parsed.raw, _options(parsed), ranks)
         return 0
+    if parsed.command == "table":
+        from data_prep.table import command
+
+        command.prepare(parsed.schema, parsed.raw, _options(parsed), ranks)
+        return 0
     return ranks.first(lambda: _run_alone(parsed))
 
 
@@ -99,8 +105,10 @@ def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
         if name in words:
             import_module(f"data_prep.{module}").add_arguments(command)
     text = "prepare Criteo Kaggle or Terabyte raw files"
-    exact = commands.add_parser("criteo", help=text, epilog=CRITEO_EPILOG, allow_abbrev=False)
+    exact = commands.add_parser("criteo", help=text, epilog=EPILOG.format("criteo"), allow_abbrev=False)
     _add_criteo(exact)  # '--overwrit' is no way to remove a data set
+    text = "prepare tables of any columns: CSV, TSV, Parquet"
+    _add_table(commands.add_parser("table", help=text, epilog=EPILOG.format("table"), allow_abbrev=False))
     for name, text in (("inspect", "show what a prepared folder holds"), ("verify", "check a prepared folder")):
         commands.add_parser(name, help=text, description=text).add_argument("folder", type=Path)
     with contextlib.ExitStack() as quiet:
@@ -115,9 +123,9 @@ def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
             raise
 
 
-CRITEO_EPILOG = (
+EPILOG = (
     "Killed and started again with the same arguments it resumes. Any number of ranks (mpirun -n 4 "
-    "ssmpi-prepare criteo ...) gives the same bytes."
+    "ssmpi-prepare {} ...) gives the same bytes."
 )
 
 
@@ -125,15 +133,7 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
     parser.description = "Prepare raw Criteo files (train.txt, day_*, plain or gzip, labelled or not) into HDF5 shards."
     add = parser.add_argument
     add("raw", type=Path, nargs="+", metavar="RAW", help="raw files; day_* are taken in day order")
-    add("--output", "-o", type=Path, required=True, metavar="FOLDER", help="folder of the prepared data set")
-    add("--overwrite", action="store_true", help="remove the data set that is in the folder first")
-    add(
-        "--vocabulary",
-        type=Path,
-        metavar="FILE",
-        help="use this vocabulary.h5 (or prepared folder) instead of fitting one",
-    )
-    add("--min-count", type=int, default=1, metavar="N", help="rarer tokens share id 1 (default 1)")
+    _add_common(parser)
     add("--max-ind-range", type=int, default=0, metavar="M", help="take tokens modulo M before counting")
     add(
         "--fit-on",
@@ -155,6 +155,37 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
         "train,validation,test such as 0.8,0.1,0.1 (default: days for day_* files, none for unlabelled files or with "
         "--vocabulary, else kaggle)",
     )
+
+
+def _add_table(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Prepare the files of a table (CSV or TSV, plain, gzip or zstd; Parquet) into HDF5 shards."
+    add = parser.add_argument
+    add("raw", type=Path, nargs="+", metavar="FILE", help="files of the table, in the order of their rows")
+    add("--schema", type=Path, required=True, metavar="FILE", help="what the columns are (jobs/guide/data.md)")
+    _add_common(parser)
+    add(
+        "--fit-on",
+        choices=("all", "train"),
+        help="rows that vocabulary, means and deviations are made from: train (default), or all",
+    )
+    add(
+        "--split",
+        metavar="KIND",
+        help="instead of the schema's: none, or fractions for train,validation,test by the order of rows",
+    )
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--output", "-o", type=Path, required=True, metavar="FOLDER", help="folder of the prepared data set")
+    add("--overwrite", action="store_true", help="remove the data set that is in the folder first")
+    add(
+        "--vocabulary",
+        type=Path,
+        metavar="FILE",
+        help="use this vocabulary.h5 (or prepared folder) instead of fitting one",
+    )
+    add("--min-count", type=int, default=1, metavar="N", help="rarer tokens share id 1 (default 1)")
     add("--split-name", metavar="NAME", help="with --split none: train (default), validation or test (if unlabelled)")
     add("--seed", type=int, default=0, metavar="N", help="of the shuffle of the training rows (default 0)")
     add("--no-shuffle", action="store_true", help="keep the training rows in order")
@@ -186,8 +217,9 @@ def gibibytes(text: str) -> float:
 def _options(parsed: argparse.Namespace):  # type: ignore[no-untyped-def]  # noqa: ANN202 - imported late
     from data_prep.options import PrepareOptions
 
-    names = ("output", "overwrite", "vocabulary", "min_count", "max_ind_range", "fit_on", "id_order", "split")
-    same = {name: getattr(parsed, name) for name in (*names, "split_name", "seed", "shard_rows", "piece_bytes")}
+    names = {field.name for field in fields(PrepareOptions)}
+    same = {name: value for name, value in vars(parsed).items() if name in names}
+    same["fit_on"] = parsed.fit_on or ("train" if parsed.vocabulary is None else "all")
     return PrepareOptions(
         **same,
         shuffle=not parsed.no_shuffle,

@@ -7,6 +7,8 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from data_prep.files import file_checksum, whole
 from data_prep.preparation import Piece, Preparation, RawSource
 from data_prep.progress import ProgressBar, say
@@ -25,7 +27,7 @@ from data_prep.vocabulary.fit import fit_vocabulary
 from data_prep.vocabulary.scan import ScanResult, every_row, scan
 from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary, size_table
 from ssmpi.core.errors import DataError
-from ssmpi.data.schema import VOCABULARY_NAME, Manifest, read_manifest, write_manifest
+from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, Manifest, read_manifest, write_manifest
 
 
 def run(open_job: Callable[[], Preparation]) -> Manifest:
@@ -56,8 +58,9 @@ def run(open_job: Callable[[], Preparation]) -> Manifest:
 def _make(job: Preparation) -> Manifest:
     """The two passes, from raw text to the manifest."""
     options, ranks = job.options, job.ranks
-    counting = every_row if job.fitting and options.fit_on == "all" else None
+    counting = every_row if job.fitting and (options.fit_on == "all" or job.format.splits_rows) else None
     found = scan(job, "scan", "pass 1: check and count" if counting else "pass 1: check", counting)
+    job.format.check(found.records, job.sources)
     ranges = _split(job, found)
     vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
     say(ranks, size_table(vocabulary))
@@ -66,7 +69,7 @@ def _make(job: Preparation) -> Manifest:
 
     layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
-    placed = place(found.records)
+    placed = place(found.records, job.format.splits_rows)
     scatter(job, placed, shared(job, vocabulary), layout, wide)
     common = {"data_set": data_set, "cardinalities": vocabulary.cardinalities}
     written = write_shards(job, placed, layout, wide, common)
@@ -121,6 +124,8 @@ def _split(job: Preparation, found: ScanResult) -> Ranges:
     rows = [sum(r.rows for r in found.records if r.source == source.index) for source in job.sources]
     if sum(rows) == 0:
         raise RawDataError("not one good row in the raw files; see --on-bad-row")
+    if job.format.splits_rows:
+        return _ranges_of_splits(np.sum([record.splits for record in found.records], axis=0).tolist())
     _require_training_rows(job, rows)
     ranges = split_rows(job.identity["split"], rows, job.identity["split_name"])
     if job.identity["split"] in ("kaggle", "days"):
@@ -130,10 +135,18 @@ def _split(job: Preparation, found: ScanResult) -> Ranges:
     return ranges
 
 
+def _ranges_of_splits(rows: list[int]) -> Ranges:
+    """The ranges of rows that say their split, counted split by split."""
+    if not rows[0]:
+        raise RawDataError("no row is in split 'train': change [split] of the schema")
+    ends = np.cumsum(rows).tolist()
+    return {name: (end - n, end) for name, n, end in zip(SPLITS, rows, ends, strict=True) if n}
+
+
 def _require_training_rows(job: Preparation, sizes: Sequence[int]) -> None:
     """RawDataError if the split of labelled files, of ``sizes`` in rows or bytes, has no training rows."""
     kind = job.identity["split"]
-    if not job.labelled or kind == "none" or "train" in split_rows(kind, sizes):
+    if not job.labelled or kind == "none" or job.format.splits_rows or "train" in split_rows(kind, sizes):
         return
     why = "trains on all files but the last, and those have no rows" if kind == "days" else "leaves no rows to train on"
     raise RawDataError(

@@ -59,7 +59,8 @@ class Unit:
 class Tally:
     """What pass 1 counts: ``missing`` int64 (fields,); ``largest`` int64 (dense,), the largest packed values;
     ``splits`` int64 (3,), the rows of each split where rows say theirs; ``moments`` float64 (dense, 3): number, sum and
-    sum of squares of the values of counted rows that are not missing.
+    sum of squares of the values of counted rows that are not missing; ``times``: the first and the last, where rows are
+    to be in their order.
     """
 
     missing: np.ndarray
@@ -67,6 +68,7 @@ class Tally:
     splits: np.ndarray
     moments: np.ndarray
     positives: int = 0
+    times: list[float] = field(default_factory=list)
 
 
 class Rows(Protocol):
@@ -136,7 +138,7 @@ class RowFormat(ABC):
     transform: str  # of dense values, for people
     token_type: type[np.unsignedinteger[Any]] = np.uint32
     packs_floats = False  # packed dense values are bits of float32 (else integers, of which shards get logarithms)
-    command: str  # of ssmpi-prepare
+    splits_rows = False  # rows say in which split they are; else splits are ranges of rows
 
     @abstractmethod
     def units(self, job: Preparation) -> list[Unit]:
@@ -169,6 +171,9 @@ class RowFormat(ABC):
     def least_count(self, feature: int, options: PrepareOptions) -> int:
         """The count below which tokens of a sparse feature are rare."""
         return options.min_count
+
+    def check(self, records: Sequence[Any], sources: Sequence[RawSource]) -> None:  # noqa: B027 - nothing to check
+        """Raise RawDataError if what pass 1 has found of the pieces (``PieceRecord``) cannot be prepared."""
 
     def hash_range(self, feature: int) -> int:
         """The number of ids of a feature whose tokens are hashed instead of counted; 0 for others."""

@@ -50,7 +50,6 @@ class CriteoFormat(RowFormat):
 
     features = CRITEO
     transform = TRANSFORM
-    command = "criteo"
 
     def __init__(self, labelled: bool) -> None:
         self._parse = BlockParser(labelled)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import io
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 
 from data_prep.preparation import DAY_NAME, RawSource
 from data_prep.ranks import RawDataError
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DataError, UserError
 from ssmpi.files import atomic_file
 
 BLOCK_BYTES = 2 << 20
@@ -28,7 +29,7 @@ MAX_ROW_BYTES = 1 << 20
 CHANGED = "{}: changed since the job began; start again when no other program writes to it"
 STEP_BYTES = 1 << 16
 NEWLINE = 10
-GZIP_MAGIC = b"\x1f\x8b"
+MAGICS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 REMOVE_MARK = "remove it, for example with sed '1s/^\\xef\\xbb\\xbf//'"
 
 
@@ -65,14 +66,17 @@ def _open(path: Path, index: int) -> RawSource:
     if facts.st_size == 0:
         raise DataError(f"{path}:1: the file is empty (0 bytes); fetch it again or leave it out")
     with path.open("rb") as file:
-        gzipped = file.read(2) == GZIP_MAGIC
-    _refuse_mark(path, gzipped)
-    return RawSource(path, index, facts.st_size, facts.st_mtime_ns, "gzip" if gzipped else "")
+        start = file.read(4)
+    compression = next((name for magic, name in MAGICS.items() if start.startswith(magic)), "")
+    source = RawSource(path, index, facts.st_size, facts.st_mtime_ns, compression)
+    _refuse_mark(source)
+    return source
 
 
-def _refuse_mark(path: Path, gzipped: bool) -> None:
+def _refuse_mark(source: RawSource) -> None:
     """DataError for text that begins with a byte order mark, which editors do not show."""
-    with gzip.open(path) if gzipped else path.open("rb") as file:
+    path = source.path
+    with path.open("rb") as raw, _text_of(source, raw) as file:
         start, _ = _read_some(file, 3)
     if start == codecs.BOM_UTF8:
         raise DataError(f"{path}:1: begins with a byte order mark (EF BB BF), which is no part of a row; {REMOVE_MARK}")
@@ -94,7 +98,7 @@ class TextStream:
         if os.fstat(self._raw.fileno()).st_size != source.size:
             self._raw.close()
             raise RawDataError(CHANGED.format(source.path))
-        self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if source.compression else self._raw
+        self._file = _text_of(source, self._raw)
         self._buffer = bytearray(BLOCK_BYTES + MAX_ROW_BYTES + 2 * STEP_BYTES)
         self._begin = self._end = 0  # the range of the buffer with text not yet returned
         self._damage: Exception | None = None
@@ -174,8 +178,8 @@ class TextStream:
                 self._end += 1
 
     def _read_into(self, room: memoryview) -> int:
-        if not isinstance(self._file, gzip.GzipFile):
-            return self._file.readinto(room)  # type: ignore[attr-defined]
+        if self._source.divisible:
+            return self._file.readinto(room)  # type: ignore[union-attr]
         if self._damage:
             return 0
         text, self._damage = _read_some(self._file, len(room))
@@ -185,14 +189,42 @@ class TextStream:
     def _fail(self) -> None:
         offset = self.offset + self._end - self._begin
         raise RawDataError(
-            f"{self._source.path}:{line_of(self._source, offset)}: damaged or truncated gzip after {offset:,} bytes of "
-            f"text ({self._damage}); fetch the file again"
+            f"{self._source.path}:{line_of(self._source, offset)}: damaged or truncated "
+            f"{self._source.compression} after {offset:,} bytes of text ({self._damage}); fetch the file again"
         )
 
 
-def _read_some(file: BinaryIO | gzip.GzipFile, wanted: int) -> tuple[bytes, Exception | None]:
+class _Zstandard(io.RawIOBase):
+    """The text of a zstd file, decompressed by pyarrow."""
+
+    def __init__(self, path: Path, raw: BinaryIO) -> None:
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise UserError(
+                f"{path}: reading zstd files needs pyarrow, which is not installed: pip install 'ssmpi[tables]'"
+            ) from error
+        self._stream = pa.CompressedInputStream(raw, "zstd")
+
+    def read1(self, count: int) -> bytes:
+        """Up to ``count`` bytes."""
+        try:
+            text: bytes = self._stream.read(count)
+        except OSError as error:
+            raise zlib.error(str(error)) from error
+        return text
+
+
+def _text_of(source: RawSource, raw: BinaryIO) -> BinaryIO | gzip.GzipFile | _Zstandard:
+    """The text of a source, decompressed, from its file."""
+    if source.compression == "zstd":
+        return _Zstandard(source.path, raw)
+    return gzip.GzipFile(fileobj=raw) if source.compression else raw
+
+
+def _read_some(file: BinaryIO | gzip.GzipFile | _Zstandard, wanted: int) -> tuple[bytes, Exception | None]:
     """Up to ``wanted`` bytes, and the error that ended a damaged gzip file early; the bytes before it are returned."""
-    if not isinstance(file, gzip.GzipFile):
+    if not isinstance(file, gzip.GzipFile | _Zstandard):
         return file.read(wanted), None
     parts, left = [], wanted
     try:
@@ -207,7 +239,7 @@ def _read_some(file: BinaryIO | gzip.GzipFile, wanted: int) -> tuple[bytes, Exce
 def line_of(source: RawSource, offset: int) -> int:
     """The 1-based line of the byte at ``offset`` of the text, by counting, as far as the file can be read."""
     lines, left = 1, offset
-    with gzip.open(source.path) if source.compression else source.path.open("rb") as file:
+    with source.path.open("rb") as raw, _text_of(source, raw) as file:
         while left > 0:
             text, _ = _read_some(file, min(left, BLOCK_BYTES))
             if not text:
@@ -224,10 +256,9 @@ def estimated_lines(source: RawSource) -> int:
             text = file.read(SAMPLE_BYTES)
             used = len(text)
         else:
-            try:
-                text = gzip.GzipFile(fileobj=file).read(SAMPLE_BYTES)
-            except (EOFError, OSError):
-                return 0  # damaged: pass 1 reports where
+            text, damage = _read_some(_text_of(source, file), SAMPLE_BYTES)
+            if damage:
+                return 0  # pass 1 reports where
             used = file.tell() if len(text) == SAMPLE_BYTES else source.size
     return max(1, round(text.count(b"\n") * source.size / used))
 

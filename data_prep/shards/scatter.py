@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import save_array
-from data_prep.preparation import OpenPiece, Piece, Preparation, RowFormat
+from data_prep.preparation import OpenPiece, Piece, Preparation, RowFormat, Rows
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
 from data_prep.raw.sources import CHANGED
@@ -30,10 +30,16 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class PlacedPiece:
-    """A piece of the input and the number of its first row over all sources."""
+    """A piece of the input. ``firsts``: the number of its first row over all sources, or, if rows say their split, the
+    numbers of its first row of each split, where rows are counted split by split."""
 
     record: PieceRecord
-    first_row: int
+    firsts: tuple[int, ...]
+
+    def shards(self, layout: ShardLayout) -> list[np.ndarray]:
+        """The shards int32 of its rows: of all of them, or of those of each split."""
+        rows = self.record.splits if len(self.firsts) > 1 else [self.record.rows]
+        return [layout.shard_of(first, first + n) for first, n in zip(self.firsts, rows, strict=True)]
 
     def path(self, work: Path) -> Path:
         """The path of its grouped rows."""
@@ -69,10 +75,25 @@ class PlacedPiece:
         return checksum == int(np.load(index)[0])
 
 
-def place(records: list[PieceRecord]) -> list[PlacedPiece]:
-    """Number the rows of all pieces, in input order."""
-    starts = np.cumsum([0, *(record.rows for record in records)])
-    return [PlacedPiece(record, int(start)) for record, start in zip(records, starts, strict=False)]
+def place(records: list[PieceRecord], by_split: bool) -> list[PlacedPiece]:
+    """Number the rows of all pieces, in input order, or all of the first split before all of the second."""
+    counts = np.array([record.splits if by_split else [record.rows] for record in records])
+    before = np.cumsum(counts, axis=0) - counts
+    firsts = before + np.concatenate([[0], np.cumsum(counts.sum(axis=0))[:-1]])
+    return [PlacedPiece(record, tuple(first)) for record, first in zip(records, firsts.tolist(), strict=True)]
+
+
+def shards_of(rows: Rows, first: int, by_split: list[np.ndarray], used: list[int]) -> np.ndarray:
+    """The shards int32 (rows,) of the rows from row ``first`` of a piece on; ``used``: rows of each split before."""
+    if rows.split is None:
+        return by_split[0][first : first + rows.rows]
+    out = np.empty(rows.rows, dtype=np.int32)
+    for s, shards in enumerate(by_split):
+        chosen = rows.split == s
+        count = int(np.count_nonzero(chosen))
+        out[chosen] = shards[used[s] : used[s] + count]
+        used[s] += count
+    return out
 
 
 @dataclass(frozen=True)
@@ -120,8 +141,9 @@ def scatter(
 
 def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, encoder: Encoder, placement: Destination) -> None:
     rows = placed.record.rows
-    shards = placement.layout.shard_of(placed.first_row, placed.first_row + rows)
-    counts = np.bincount(shards, minlength=len(placement.layout.targets()))
+    by_split = placed.shards(placement.layout)
+    used = [0] * len(by_split)
+    counts = np.bincount(np.concatenate(by_split), minlength=len(placement.layout.targets()))
     offsets = np.concatenate([[0], np.cumsum(counts)])
     at, row = offsets[:-1].copy(), 0
     out = placement.scratch.array("packed", (rows, row_bytes(placement.wide)), np.uint8)
@@ -129,7 +151,7 @@ def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, encoder: Encoder, pla
         if row + block.rows > rows:
             raise RawDataError(CHANGED.format(opened.source.path))
         columns = (encoder.ids(block), placement.of.packed(block, encoder.vocabulary.about), block.label)
-        pack(columns, placement.wide, shards[row : row + block.rows], at, out)
+        pack(columns, placement.wide, shards_of(block, row, by_split, used), at, out)
         row += block.rows
         placement.progress.advance(read, block.rows)
     if row != rows or opened.digest != placed.record.digest:

@@ -12,7 +12,8 @@ from data_prep.preparation import Preparation, Rows
 from data_prep.ranks import RawDataError
 from data_prep.vocabulary.scan import reduce_tokens
 from data_prep.vocabulary.tables import look_up
-from data_prep.vocabulary.vocabulary_file import Vocabulary
+from data_prep.vocabulary.vocabulary_file import RESERVED_IDS, Vocabulary
+from ssmpi.data.schema import MISSING_ID
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Encoder:
         """Ids int32 (sparse, rows); DataError for an unseen token if the vocabulary has no id for it (dlrm order)."""
         tokens = reduce_tokens(rows.tokens, self.vocabulary.max_ind_range)
         ids = look_up(tokens, rows, self.tables, reserved=self.vocabulary.reserved)
+        for f, slots in self.vocabulary.hashed.items():
+            missing, _ = rows.missing_bit(f)
+            ids[f] = np.where(missing, MISSING_ID, RESERVED_IDS + (tokens[f] % np.uint64(slots)).astype(np.int32))
         if not self.vocabulary.reserved and ids.size and ids.min() < 0:
             row, feature = np.argwhere(ids.T < 0)[0]
             raise RawDataError(

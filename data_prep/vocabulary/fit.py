@@ -35,7 +35,7 @@ def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocab
     rows = sum(record.rows for record in found.records)
     if not job.ranks.first(path.is_file):
         name, counts = "scan", found
-        if job.options.fit_on == "train":
+        if job.options.fit_on == "train" and not job.format.splits_rows:
             if "train" not in ranges:
                 raise RawDataError("--fit-on train: there are no training rows with this --split; use --fit-on all")
             name = "fit"
@@ -48,7 +48,7 @@ def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocab
         job.ranks.first(lambda: _assemble(job, path, rows, counts))
         job.ranks.first(lambda: _drop_parts(job.work / name))
     vocabulary = job.ranks.together(lambda: read_vocabulary(path))
-    if job.options.min_count > 1 and sum(vocabulary.cardinalities) == RESERVED_IDS * len(vocabulary.cardinalities):
+    if job.options.min_count > 1 and max(vocabulary.cardinalities) == RESERVED_IDS:
         raise RawDataError(f"--min-count {job.options.min_count:,}: no token comes so often; give a smaller one")
     return vocabulary
 
@@ -104,7 +104,9 @@ def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> No
         "fitted_rows": rows,
     }
     moments = sum(np.array(record.moments) for record in counts.records)
-    write_vocabulary(path, dict(zip(names, features(), strict=True)), about | of.fitted(np.asarray(moments)))
+    write_vocabulary(
+        path, dict(zip(names, features(), strict=True)), about | of.fitted(np.asarray(moments).reshape(-1, 3))
+    )
 
 
 def _drop_parts(folder: Path) -> None:

@@ -16,7 +16,7 @@ from data_prep.files import load_json, save_array, save_json
 from data_prep.options import DLRM, PrepareOptions
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Tally
 from data_prep.progress import ProgressBar
-from data_prep.vocabulary.tables import CountTable, FirstTable, TokenTable
+from data_prep.vocabulary.tables import CountTable, FirstTable, TokenTable, WideCountTable
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import SPLITS
 
@@ -39,6 +39,7 @@ class PieceRecord:
     largest: list[int]
     splits: list[int]
     moments: list[list[float]]
+    times: list[float]
     skipped: dict[str, list[int]]
     digest: str
 
@@ -74,8 +75,10 @@ class ScanRun:
     def __init__(self, folder: Path, options: PrepareOptions, of: RowFormat) -> None:
         self._folder, self._budget = folder, options.table_bytes
         self._modulus, self._token_type = options.max_ind_range, of.token_type
-        kind = FirstTable if options.id_order == DLRM else CountTable
+        counts = WideCountTable if of.token_type is np.uint64 else CountTable
+        kind = FirstTable if options.id_order == DLRM else counts
         self._tables: list[TokenTable] = [kind() for _ in of.features.sparse]
+        self._hashed = [of.hash_range(f) > 0 for f in range(len(self._tables))]
         self._records: list[PieceRecord] = []
         self._parts: list[Spill] = []
         self._name = ""
@@ -91,7 +94,8 @@ class ScanRun:
             self._spill()
         tokens = reduce_tokens(rows.tokens, self._modulus)
         for f, table in enumerate(self._tables):
-            table.take(rows, f, tokens[f], position)
+            if not self._hashed[f]:
+                table.take(rows, f, tokens[f], position)
 
     def end(self, record: PieceRecord) -> None:
         """Finish a piece."""
@@ -186,6 +190,7 @@ def _scan_piece(
         largest=tally.largest.tolist(),
         splits=tally.splits.tolist(),
         moments=tally.moments.tolist(),
+        times=tally.times,
         skipped=opened.skipped,
         digest=opened.digest,
     )

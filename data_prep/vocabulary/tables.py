@@ -74,6 +74,43 @@ def _rehash(old: np.ndarray, table: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
+def _count_wide(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, state: np.ndarray) -> None:
+    """As ``_count`` for tokens uint64; a slot of ``table`` uint64 (slots, 2) is token and count, 0 when empty."""
+    bits = np.int64(np.log2(table.shape[0]) + 0.5)
+    wrap = table.shape[0] - 1
+    row, used, limit = state[0], state[1], state[2]
+    while row < tokens.size and used < limit:
+        stop = min(row + TOGETHER, tokens.size)
+        if table.shape[0] >= LARGE:
+            for ahead in tokens[row:stop]:
+                state[3] ^= np.int64(table[_slot(ahead, bits), 1])
+        while row < stop and used < limit:
+            if not (missing[row] >> bit) & 1:
+                token = tokens[row]
+                slot = _slot(token, bits)
+                while table[slot, 1] != 0 and table[slot, 0] != token:
+                    slot = (slot + 1) & wrap
+                if table[slot, 1] == 0:
+                    table[slot, 0] = token
+                    used += 1
+                table[slot, 1] += np.uint64(1)
+            row += 1
+    state[0], state[1] = row, used
+
+
+@njit(cache=True, nogil=True)
+def _rehash_wide(old: np.ndarray, table: np.ndarray) -> None:
+    bits = np.int64(np.log2(table.shape[0]) + 0.5)
+    wrap = table.shape[0] - 1
+    for i in range(old.shape[0]):
+        if old[i, 1] != 0:
+            slot = _slot(old[i, 0], bits)
+            while table[slot, 1] != 0:
+                slot = (slot + 1) & wrap
+            table[slot, 0], table[slot, 1] = old[i, 0], old[i, 1]
+
+
+@njit(cache=True, nogil=True)
 def _note_first(tokens: np.ndarray, first: int, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
     """As ``_count``, but a token's value is 1 + its lowest position, where row r is at ``first + r``."""
     bits = np.int64(np.log2(keys.size) + 0.5)
@@ -183,6 +220,28 @@ class CountTable(TokenTable):
         return (entries >> HALF).astype(np.uint32), (entries & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
+class WideCountTable(TokenTable):
+    """As ``CountTable``, of tokens uint64."""
+
+    slot_bytes = 16
+
+    def _allocate(self) -> None:
+        self._table = np.zeros((1 << self._bits, 2), dtype=np.uint64)
+
+    def _grow(self) -> None:
+        old = self._table
+        self._allocate()
+        _rehash_wide(old, self._table)
+
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+        return lambda state: _count_wide(tokens, *rows.missing_bit(feature), self._table, state)
+
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        entries = self._table[self._table[:, 1] != 0]
+        entries = entries[np.argsort(entries[:, 0])]
+        return np.ascontiguousarray(entries[:, 0]), entries[:, 1].astype(np.int64)
+
+
 class FirstTable(TokenTable):
     """1 + the lowest position of each token; a missing one is token 0."""
 
@@ -217,11 +276,24 @@ def _build(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
         table[slot] = (np.uint64(tokens[i]) << np.uint64(32)) | np.uint64(first_id + i + 1)
 
 
+@njit(cache=True, nogil=True)
+def _build_wide(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
+    bits = np.int64(np.log2(table.shape[0]) + 0.5)
+    wrap = table.shape[0] - 1
+    for i in range(tokens.size):
+        slot = _slot(tokens[i], bits)
+        while table[slot, 1] != 0:
+            slot = (slot + 1) & wrap
+        table[slot, 0], table[slot, 1] = tokens[i], np.uint64(first_id + i + 1)
+
+
 def lookup_table(tokens: np.ndarray, first_id: int) -> np.ndarray:
-    """A table uint64 (slots,) for ``look_up``: ``tokens[i]`` has id ``first_id + i``."""
+    """A table uint64 (slots,), or for tokens uint64 (slots, 2), for ``look_up``: ``tokens[i]`` has id
+    ``first_id + i``."""
     slots = 1 << max(4, int(len(tokens) / LOAD).bit_length())
-    table = np.zeros(slots, dtype=np.uint64)
-    _build(tokens, first_id, table)
+    wide = tokens.dtype == np.uint64
+    table: np.ndarray = np.zeros((slots, 2) if wide else slots, dtype=np.uint64)
+    (_build_wide if wide else _build)(tokens, first_id, table)
     table.flags.writeable = False
     return table
 
@@ -245,11 +317,28 @@ def _look_up(
         ids[row] = np.int32((entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)) if entry != 0 else reserved[1]
 
 
+@njit(cache=True, nogil=True)
+def _look_up_wide(
+    tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, reserved: tuple[int, int], ids: np.ndarray
+) -> None:
+    bits = np.int64(np.log2(table.shape[0]) + 0.5)
+    wrap = table.shape[0] - 1
+    for row in range(tokens.size):
+        if (missing[row] >> bit) & 1:
+            ids[row] = reserved[0]
+            continue
+        slot = _slot(tokens[row], bits)
+        while table[slot, 1] != 0 and table[slot, 0] != tokens[row]:
+            slot = (slot + 1) & wrap
+        ids[row] = np.int32(table[slot, 1] - np.uint64(1)) if table[slot, 1] != 0 else reserved[1]
+
+
 def look_up(tokens: np.ndarray, rows: Rows, tables: Sequence[np.ndarray], *, reserved: bool) -> np.ndarray:
     """Ids int32 (sparse, rows) of ``tokens`` uint32 (sparse, rows), those of ``rows``. With ``reserved`` 0 is missing
     and 1 unseen; otherwise a missing token is token 0 and an unseen one gets -1."""
     ids = np.empty(tokens.shape, dtype=np.int32)
     for f, table in enumerate(tables):
         missing, bit = rows.missing_bit(f)
-        _look_up(tokens[f], missing, bit if reserved else -1, table, (MISSING_ID, RARE_ID if reserved else -1), ids[f])
+        one = _look_up_wide if table.ndim == 2 else _look_up
+        one(tokens[f], missing, bit if reserved else -1, table, (MISSING_ID, RARE_ID if reserved else -1), ids[f])
     return ids

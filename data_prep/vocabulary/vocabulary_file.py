@@ -1,15 +1,16 @@
 """The vocabulary, from tokens to ids: built from the counts of pass 1 and saved as ``vocabulary.h5``.
 
-``vocabulary.h5`` has a group per feature (C1 ... C26) with ``token`` uint32 (tokens,) in id order and, ordered by
-frequency, ``count`` int64 (tokens,): token i has id i + 2 (0 missing, 1 rare or unseen), count descending, token
-ascending. In dlrm order token i has id i: first appearance, missing counted as token 0.
+``vocabulary.h5`` has a group per feature with ``token`` uint32 (tokens,) in id order and, ordered by frequency,
+``count`` int64 (tokens,): token i has id i + 2 (0 missing, 1 rare or unseen), count descending, token ascending. In
+dlrm order token i has id i: first appearance, missing counted as token 0. Tables have tokens uint64: integers as they
+are, 64-bit hashes of strings.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from ssmpi.data.features import CRITEO
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
 RESERVED_IDS = 2
-LAST_TOKEN = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class _PartColumn:
 
     def __init__(self, path: Path) -> None:
         found: np.memmap = np.load(path, mmap_mode="r")
-        self._path, self._dtype, self._offset = path, found.dtype, found.offset
+        self._path, self.dtype, self._offset = path, found.dtype, found.offset
 
     def read(self, first: int, count: int) -> np.ndarray:
         """Some entries. Mapping the file each time would take longer than to read them."""
-        offset = self._offset + first * self._dtype.itemsize
-        entries: np.ndarray = np.fromfile(self._path, self._dtype, count, offset=offset)
+        offset = self._offset + first * self.dtype.itemsize
+        entries: np.ndarray = np.fromfile(self._path, self.dtype, count, offset=offset)
         if len(entries) < count:
             raise OSError(errno.EIO, "ends too early", str(self._path))
         return entries
@@ -64,7 +64,9 @@ class _PartReader:
     def __init__(self, folder: Path, part: Spill, feature: int) -> None:
         self._columns = [_PartColumn(folder / f"{part.name}.{name}.npy") for name in ("tokens", "values")]
         self._at, self._stop = part.bounds[feature], part.bounds[feature + 1]
-        self._tokens, self._values = np.empty(0, np.uint32), np.empty(0, np.int64)
+        kind = self._columns[0].dtype
+        self.last_token = int(np.iinfo(kind).max)
+        self._tokens, self._values = np.empty(0, kind), np.empty(0, np.int64)
 
     def fill(self, entries: int) -> int:
         """Have up to ``entries`` in memory; returns the token up to which all are."""
@@ -74,11 +76,11 @@ class _PartReader:
             self._tokens = np.concatenate([self._tokens, tokens])
             self._values = np.concatenate([self._values, values])
             self._at += count
-        return int(self._tokens[-1]) if self._at < self._stop else LAST_TOKEN
+        return int(self._tokens[-1]) if self._at < self._stop else self.last_token
 
     def take(self, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Remove (tokens, values) up to token ``last`` from memory."""
-        count = np.searchsorted(self._tokens, np.uint32(last), side="right")
+        count = np.searchsorted(self._tokens, self._tokens.dtype.type(last), side="right")
         taken = self._tokens[:count], self._values[:count]
         self._tokens, self._values = self._tokens[count:], self._values[count:]
         return taken
@@ -90,7 +92,7 @@ def _merged_ranges(spans: Sequence[_PartReader], order: str) -> Iterator[tuple[n
     """
     merge = np.minimum if order == DLRM else np.add
     last = -1
-    while spans and last < LAST_TOKEN:
+    while spans and last < spans[0].last_token:
         last = min(span.fill(max(1, MERGE_ENTRIES // (2 * len(spans)))) for span in spans)
         taken = [span.take(last) for span in spans]
         tokens = np.concatenate([tokens for tokens, _ in taken])
@@ -125,6 +127,7 @@ def _kept(
             some_tokens, some_values = some_tokens[kept], some_values[kept]
         tokens.append(some_tokens)
         values.append(some_values)
+    tokens = tokens[1:] or tokens
     return np.concatenate(tokens), np.concatenate(values)
 
 
@@ -135,10 +138,11 @@ def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attribut
         cardinalities, sizes = [], []
         for name, merged in features.items():
             group = out.create_group(name)
-            group.create_dataset("token", data=merged.tokens, dtype="<u4")
+            group.create_dataset("token", data=merged.tokens, dtype="<u8" if "features" in attributes else "<u4")
             if attributes["id_order"] == FREQUENCY:
                 group.create_dataset("count", data=merged.counts, dtype="<i8")
-            cardinalities.append(len(merged.tokens) + (RESERVED_IDS if attributes["id_order"] == FREQUENCY else 0))
+            tokens = attributes.get("hashed", {}).get(name, len(merged.tokens))
+            cardinalities.append(tokens + (RESERVED_IDS if attributes["id_order"] == FREQUENCY else 0))
             sizes.append(merged.sizes)
         if max(cardinalities) >= 2**31:
             raise DataError("more than 2**31 ids for one feature: use --max-ind-range or --min-count")
@@ -165,6 +169,11 @@ class Vocabulary:
         return found
 
     @property
+    def hashed(self) -> dict[int, int]:
+        """The ranges of features without a vocabulary."""
+        return {f: self.about["hashed"][n] for f, n in enumerate(self.names) if n in self.about.get("hashed", {})}
+
+    @property
     def reserved(self) -> bool:
         """Whether ids 0 and 1 are missing and rare."""
         return self.id_order == FREQUENCY
@@ -173,6 +182,14 @@ class Vocabulary:
         """The lookup table of one feature, for ``tables.look_up``."""
         tokens = self.column(feature, "token")
         return lookup_table(tokens, RESERVED_IDS if self.reserved else 0)
+
+    def texts(self, feature: int) -> Callable[[int], str]:
+        """Tokens of a feature for people: of Criteo and of strings, of which hashes are kept, in hexadecimal."""
+        tokens = self.column(feature, "token")
+        table = self.about.get("table")
+        if table and table["categorical"][feature][1] == "integer":
+            return lambda i: str(tokens.view(np.int64)[i])
+        return lambda i: f"{tokens[i]:08x}"
 
     def column(self, feature: int, name: str) -> np.ndarray:
         """``token`` uint32 or ``count`` int64 of one feature, in id order."""
@@ -196,7 +213,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
     try:
         with h5py.File(path, "r", locking=False) as file:
             about = json.loads(file.attrs["about"])
-            lengths = [len(file[name]["token"]) for name in about.get("features", CRITEO.sparse)]
+            names, hashed = about.get("features", CRITEO.sparse), about.get("hashed", {})
+            lengths = [hashed.get(name, len(file[name]["token"])) for name in names]
         found = (about["format"], about["version"])
         if found != (FORMAT, VERSION):
             raise DamageError(path, f"format {found}, this program reads {(FORMAT, VERSION)}", "make it again")

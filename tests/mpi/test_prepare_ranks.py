@@ -104,6 +104,32 @@ def test_an_error_of_all_ranks_is_said_once(tmp_path, file, more, said):
     assert done.err.count(said) == 1
 
 
+TABLE = """
+label = "click"
+[dense]
+price = "standardize"
+[categorical]
+user = "integer"
+item = {}
+[split]
+by = "random"
+"""
+
+
+def test_a_table_has_the_same_bytes_for_any_number_of_ranks(tmp_path):
+    from pyarrow import csv, parquet
+
+    draw, file = random.Random(1), tmp_path / "table.parquet"
+    rows = [f"{draw.randint(0, 1)},{draw.random()},{draw.randint(1, 99)},i{draw.randint(1, 50)}" for _ in range(2000)]
+    (tmp_path / "table.csv").write_text("\n".join(["click,price,user,item", *rows]) + "\n")
+    parquet.write_table(csv.read_csv(tmp_path / "table.csv"), file, row_group_size=150)
+    (tmp_path / "schema.toml").write_text(TABLE)
+    words = ("table", "--schema", str(tmp_path / "schema.toml"), str(file), "--piece-bytes", "3000", "-o")
+    assert main([*words, str(tmp_path / "alone")]) == 0
+    mpirun(3, "-m", "mpi4py", "-m", "data_prep", *words, tmp_path / "out").check()
+    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
+
+
 STALLED = """
 import sys, time
 from pathlib import Path

@@ -1,0 +1,1 @@
+"""Tables of any shape: their schema, and formats of text and Parquet that read their rows."""

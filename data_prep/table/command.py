@@ -1,0 +1,82 @@
+"""``ssmpi-prepare table``: turns CSV, TSV or Parquet files into shards, vocabulary and manifest, as a schema says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from data_prep.files import file_checksum
+from data_prep.options import PrepareOptions
+from data_prep.passes import compare_views, run
+from data_prep.preparation import Preparation, RawSource
+from data_prep.ranks import Ranks
+from data_prep.raw.sources import open_sources
+from data_prep.splits import parse_fractions
+from data_prep.table.schema import Schema, SplitRule, read_schema
+from data_prep.vocabulary.vocabulary_file import read_vocabulary
+from ssmpi.core.errors import DataError, UserError
+from ssmpi.data.schema import Manifest
+
+PARQUET = b"PAR1"
+
+
+def prepare(schema: Path, files: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:
+    """Prepare the files of a table into ``options.output``; resumes an interrupted run of the same arguments and files.
+
+    Every rank of the job calls it. Raises UserError, on all ranks, for invalid input.
+    """
+    return run(lambda: _open_job(schema, files, options, ranks))
+
+
+def _open_job(path: Path, files: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Preparation:
+    schema = ranks.first(lambda: read_schema(path))
+    if options.split:
+        shares = (1.0,) if options.split == "none" else parse_fractions(options.split)
+        schema = replace(schema, split=SplitRule("rows", shares))
+    sources = ranks.together(lambda: open_sources(files))
+    compare_views(sources, ranks)
+    form = ranks.together(lambda: _format(schema, sources, options))
+    given = options.vocabulary
+    checksum = ranks.first(lambda: _vocabulary(given, schema)) if given is not None else None
+    rule = schema.split
+    kind = options.split or (rule.by if rule.by != "rows" else ",".join(map(str, rule.shares)))
+    labelled = schema.label is not None
+    identity: dict[str, Any] = (
+        options.identity()
+        | schema.identity()
+        | {
+            "split": kind,
+            "split_name": options.split_name or ("train" if labelled else "test"),
+            "labelled": labelled,
+            "vocabulary": checksum,
+        }
+    )
+    return Preparation(options, ranks, sources, labelled, form, identity)
+
+
+def _format(schema: Schema, sources: list[RawSource], options: PrepareOptions):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    try:
+        from data_prep.table.parquet import ParquetTable
+        from data_prep.table.text import TextTable
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("data_prep"):
+            raise
+        raise UserError("tables need pyarrow, which is not installed: pip install 'ssmpi[tables]'") from error
+    kinds = []
+    for source in sources:
+        with source.path.open("rb") as file:
+            kinds.append(file.read(4) == PARQUET)
+    if len(set(kinds)) > 1:
+        other = sources[kinds.index(not kinds[0])]
+        raise DataError(f"{other.path}: Parquet and text files cannot be mixed; prepare them apart")
+    return (ParquetTable if kinds[0] else TextTable)(schema, sources, options.seed, options.fit_on == "train")
+
+
+def _vocabulary(given: Path, schema: Schema) -> str:
+    """The checksum of a given vocabulary; DataError if it is of other columns."""
+    vocabulary = read_vocabulary(given)
+    if vocabulary.about.get("table") != schema.columns_identity():
+        raise DataError(f"{given}: was made with other columns than those of {schema.path}; give its own schema")
+    return file_checksum(vocabulary.path)

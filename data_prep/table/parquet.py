@@ -1,0 +1,200 @@
+"""Tables in Parquet files as a ``RowFormat``: a piece is some row groups."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
+from data_prep.ranks import BadRowError, RawDataError
+from data_prep.raw.sources import CHANGED
+from data_prep.table.files import require_columns
+from data_prep.table.rows import ARROW, Place, TableFormat, TableRows, without
+from data_prep.table.schema import INTEGER, NUMBER, STRING, TIMESTAMP, Schema
+from ssmpi.core.errors import DataError
+
+BATCH_ROWS = 1 << 14
+READ_BYTES = 1 << 20
+MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The row groups of a piece: numbers, rows before them, and their bytes in the file."""
+
+    first: int
+    last: int
+    row: int
+    rows: int
+    start: int
+    stop: int
+
+
+@dataclass
+class ParquetPiece:
+    """An ``OpenPiece`` of row groups."""
+
+    of: ParquetTable
+    piece: Piece
+    source: RawSource
+    groups: Groups
+    last: bool
+    skips: bool
+    start: int = 0
+    digest: str = ""
+    skipped: dict[str, list[int]] = field(default_factory=dict)
+
+    def blocks(self) -> Iterator[tuple[TableRows, int]]:
+        """(Rows, the share of the file's bytes that they take)."""
+        for _ in self.read_through():
+            pass
+        groups, row = self.groups, 0
+        place = Place(*self.piece)
+        for batch in self.of.batches(self.source, groups):
+            rows, bad = self.of.build(batch, place)
+            for at in sorted(bad):
+                self._refuse(groups.row + row + at, *bad[at])
+            row += batch.num_rows
+            yield without(rows, bad) if bad else rows, (groups.stop - groups.start) * batch.num_rows // groups.rows
+
+    def read_through(self) -> Iterator[int]:
+        """Read the bytes of the row groups for their checksum."""
+        checksum, left = 0, self.groups.stop - self.groups.start
+        with self.source.path.open("rb") as file:
+            file.seek(self.groups.start)
+            while left and (part := file.read(min(READ_BYTES, left))):
+                checksum = zlib.crc32(part, checksum)
+                left -= len(part)
+                yield len(part)
+        self.digest = f"{checksum:08x}"
+
+    def _refuse(self, row: int, reason: str, found: str) -> None:
+        if not self.skips:
+            raise BadRowError(f"{self.of.place(self.source, row)}: {found}", (self.source.index, row))
+        self.skipped.setdefault(reason, [0, row])[0] += 1
+
+
+class ParquetTable(TableFormat):
+    """Parquet files, each with the columns that the schema names."""
+
+    def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
+        super().__init__(schema, seed, only_train)
+        self._kinds = schema.kinds()
+        self._missing = pa.array([value.encode() for value in schema.missing], ARROW[STRING])
+        self._metadata = [self._open(source) for source in sources]
+
+    def units(self, job: Preparation) -> list[Unit]:
+        """Pieces of row groups that have about ``piece_bytes`` of values."""
+        cut = [self._pieces(source, job.options.piece_bytes) for source in job.sources]
+        return [
+            Unit(source, number, groups.stop - groups.start)
+            for source, pieces in zip(job.sources, cut, strict=True)
+            for number, groups in enumerate(pieces)
+        ]
+
+    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+        """The one piece of the unit."""
+        assert unit.piece is not None
+        piece = (unit.source.index, unit.piece)
+        if piece not in done:
+            pieces = self._pieces(unit.source, job.options.piece_bytes)
+            last = unit.piece == len(pieces) - 1
+            yield ParquetPiece(self, piece, unit.source, pieces[unit.piece], last, job.options.skip_bad_rows)
+
+    def place(self, source: RawSource, at: int) -> str:
+        """The row, from 1."""
+        return f"{source.path}: row {at + 1:,}"
+
+    def estimated_rows(self, source: RawSource) -> int:
+        """As the file says."""
+        return int(self._metadata[source.index].num_rows)
+
+    def batches(self, source: RawSource, groups: Groups) -> Iterator[pa.RecordBatch]:
+        """The used columns of some row groups."""
+        if source.path.stat().st_size != source.size:
+            raise RawDataError(CHANGED.format(source.path))
+        try:
+            with parquet.ParquetFile(source.path) as file:
+                yield from file.iter_batches(
+                    BATCH_ROWS, list(range(groups.first, groups.last)), columns=list(self._kinds), use_threads=False
+                )
+        except (pa.ArrowException, OSError) as error:
+            raise RawDataError(f"{source.path}: damaged Parquet file ({error}); fetch it again") from error
+
+    def build(self, batch: pa.RecordBatch, place: Place) -> tuple[TableRows, dict[int, tuple[str, str]]]:
+        """Rows of a batch, and its bad ones."""
+        columns, bad = {}, dict[int, tuple[str, str]]()
+        for name, kind in self._kinds.items():
+            column = batch.column(name)
+            if kind == INTEGER and pa.types.is_floating(column.type):
+                values = column.to_numpy(zero_copy_only=False)
+                for row in np.flatnonzero((values != np.floor(values)) & ~np.isnan(values)):
+                    bad[int(row)] = f"value of {name}", f"{name} is {values[row]}, not an integer; repair the row"
+                column = pa.array(np.floor(values), from_pandas=True)
+            columns[name] = column.cast(ARROW[kind])
+            if kind == STRING and self.schema.missing:
+                gone = pc.is_in(columns[name], self._missing)
+                columns[name] = pc.if_else(gone, pa.scalar(None, ARROW[STRING]), columns[name])
+        rows, others = self._builder.build(columns, batch.num_rows, place)
+        return rows, others | bad
+
+    def _pieces(self, source: RawSource, least: int) -> list[Groups]:
+        metadata = self._metadata[source.index]
+        pieces: list[Groups] = []
+        first = row = rows = size = 0
+        for g in range(metadata.num_row_groups):
+            size += metadata.row_group(g).total_byte_size
+            rows += metadata.row_group(g).num_rows
+            if rows and (size >= least or g == metadata.num_row_groups - 1):
+                start, stop = _extent(metadata, first, g + 1)
+                pieces.append(Groups(first, g + 1, row, rows, start, stop))
+                first, row, rows, size = g + 1, row + rows, 0, 0
+        return pieces
+
+    def _open(self, source: RawSource) -> parquet.FileMetaData:
+        try:
+            with parquet.ParquetFile(source.path) as file:
+                metadata, found = file.metadata, file.schema_arrow
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{source.path}: not a readable Parquet file ({error}); fetch it again") from error
+        if metadata.num_rows == 0:
+            raise DataError(f"{source.path}: has no rows; leave it out")
+        require_columns(self.schema, source.path, found.names)
+        for name, kind in self._kinds.items():
+            if not _fits(found.field(name).type, kind):
+                raise DataError(
+                    f"{source.path}: column {name!r} is {found.field(name).type}, which cannot be read as the {kind} "
+                    f"that {self.schema.path} says; change its type there, or convert the column"
+                )
+        return metadata
+
+
+def _fits(found: pa.DataType, kind: str) -> bool:
+    """Whether a column of a Parquet file can be read as the schema says."""
+    if pa.types.is_dictionary(found):
+        found = found.value_type
+    text = pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
+    text = text or pa.types.is_binary(found) or pa.types.is_large_binary(found)
+    number = pa.types.is_integer(found) or pa.types.is_floating(found) or pa.types.is_boolean(found)
+    number = number or pa.types.is_decimal(found)
+    moment = pa.types.is_timestamp(found) or pa.types.is_date(found)
+    return {STRING: text, INTEGER: number, NUMBER: number, TIMESTAMP: moment}[kind] or pa.types.is_null(found)
+
+
+def _extent(metadata: parquet.FileMetaData, first: int, last: int) -> tuple[int, int]:
+    """The bytes of some row groups."""
+    starts, stops = [], []
+    for g in range(first, last):
+        group = metadata.row_group(g)
+        for c in range(group.num_columns):
+            column = group.column(c)
+            start = min(at for at in (column.dictionary_page_offset, column.data_page_offset) if at)
+            starts.append(start)
+            stops.append(start + column.total_compressed_size)
+    return min(starts), max(stops)

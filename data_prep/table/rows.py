@@ -1,0 +1,329 @@
+"""Rows of a table: Arrow columns as arrays, hashed strings, checked values, splits and transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
+
+from data_prep.preparation import RawSource, RowFormat, Rows, Tally
+from data_prep.ranks import RawDataError
+from data_prep.shards.shard_layout import draw_shards
+from data_prep.table.schema import INTEGER, NUMBER, REFUSE, STRING, TIMESTAMP, Label, Schema
+from ssmpi.data.schema import SPLITS
+
+ARROW = {NUMBER: pa.float64(), INTEGER: pa.int64(), STRING: pa.binary(), TIMESTAMP: pa.timestamp("us")}
+ROW_BITS, PIECE_BITS = 27, 21  # of the numbers that random splits are drawn for
+DRAWS = 1 << 30
+SALT = 0x5EED
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+OPERATORS = {
+    "": np.equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+    ">=": np.greater_equal,
+    "<=": np.less_equal,
+    ">": np.greater,
+    "<": np.less,
+}
+Problem = tuple[str, str]  # the reason; what was found and the remedy
+
+
+@njit(cache=True, nogil=True)
+def hash_strings(offsets: np.ndarray, content: np.ndarray, out: np.ndarray) -> None:
+    """64-bit hashes (FNV-1a, and the last mixing steps of splitmix64) of strings: uint64 (rows,) from offsets int32
+    (rows + 1,) into ``content`` uint8."""
+    for row in range(out.size):
+        z = np.uint64(0xCBF29CE484222325)
+        for at in range(offsets[row], offsets[row + 1]):
+            z = (z ^ np.uint64(content[at])) * np.uint64(0x100000001B3)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        out[row] = z ^ (z >> np.uint64(31))
+
+
+@dataclass
+class TableRows:
+    """Rows of a table; ``dense`` float64 (dense, rows), NaN where missing; ``absent`` uint8 (sparse, rows)."""
+
+    label: np.ndarray
+    dense: np.ndarray
+    tokens: np.ndarray
+    absent: np.ndarray
+    split: np.ndarray | None = None
+    times: np.ndarray | None = None
+    only_train: bool = False  # count training rows alone
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.label)
+
+    def part(self, start: int, stop: int) -> TableRows:
+        """Rows ``[start, stop)``."""
+        return self if (start, stop) == (0, self.rows) else self._take(slice(start, stop))
+
+    def keep(self, good: np.ndarray) -> TableRows:
+        """The rows where bool (rows,) is set."""
+        return self._take(good)
+
+    def _take(self, which: slice | np.ndarray) -> TableRows:
+        split = None if self.split is None else self.split[which]
+        times = None if self.times is None else self.times[which]
+        columns = self.label[which], self.dense[:, which], self.tokens[:, which], self.absent[:, which]
+        return TableRows(*columns, split, times, self.only_train)
+
+    def missing_bit(self, feature: int) -> tuple[np.ndarray, int]:
+        """Where the missing rows of a feature are marked."""
+        return self.absent[feature], 0
+
+    def tally(self, into: Tally) -> None:
+        """Count labels, missing values and rows of splits."""
+        into.positives += int(self.label.sum())
+        into.missing += np.concatenate([np.isnan(self.dense).sum(axis=1), self.absent.sum(axis=1, dtype=np.int64)])
+        if self.split is not None:
+            into.splits += np.bincount(self.split, minlength=len(SPLITS))
+        if self.times is not None and self.rows:
+            into.times[:] = [(into.times or self.times.tolist())[0], float(self.times[-1])]
+
+    def counted(self, into: Tally) -> TableRows:
+        """The rows that fit the vocabulary, and the moments of their dense values."""
+        chosen = self
+        if self.only_train and self.split is not None:
+            chosen = self.keep(self.split == 0)
+        there = ~np.isnan(chosen.dense)
+        values = np.where(there, chosen.dense, 0)
+        into.moments += np.stack([there.sum(axis=1), values.sum(axis=1), (values * values).sum(axis=1)], axis=1)
+        return chosen
+
+
+@dataclass
+class Place:
+    """How far a piece has been read: rows, and the last time."""
+
+    source: int
+    piece: int
+    rows: int = 0
+    time: float = -np.inf
+
+
+class RowBuilder:
+    """Makes rows of Arrow columns that were read as ``Schema.kinds`` says."""
+
+    def __init__(self, schema: Schema, seed: int, only_train: bool) -> None:
+        self.schema, self._seed, self._only_train = schema, seed, only_train
+
+    def build(self, columns: Mapping[str, pa.Array], rows: int, place: Place) -> tuple[TableRows, dict[int, Problem]]:
+        """The rows, and what is wrong with the bad ones. Advances ``place`` to the end of these rows."""
+        schema = self.schema
+        bad: dict[int, Problem] = {}
+        dense = np.empty((len(schema.dense), rows))
+        for f, name in enumerate(schema.dense):
+            dense[f] = _numbers(columns[name])
+            self._check_dense(name, dense[f], bad)
+        tokens = np.empty((len(schema.categorical), rows), dtype=np.uint64)
+        absent = np.empty(tokens.shape, dtype=np.uint8)
+        for f, name in enumerate(schema.categorical):
+            absent[f] = columns[name].is_null().to_numpy(zero_copy_only=False)
+            tokens[f] = _tokens(columns[name])
+        label = self._labels(columns, bad) if schema.label else np.zeros(rows, dtype=np.uint8)
+        times = _numbers(columns[schema.time]) if schema.sorted or schema.split.by == "time" else None
+        split = self._splits(columns, times, rows, place, bad)
+        if schema.sorted and times is not None:
+            self._check_order(times, place, bad)
+        found = TableRows(label, dense, tokens, absent, split, times if schema.sorted else None, self._only_train)
+        return found, bad
+
+    def _check_dense(self, name: str, values: np.ndarray, bad: dict[int, Problem]) -> None:
+        column = self.schema.dense[name]
+        beyond = np.abs(values) > (np.finfo(np.float64).max if column.transform == "log1p" else FLOAT32_MAX)
+        for row in np.flatnonzero(beyond):
+            bad[int(row)] = ("dense value", f"{name} is {values[row]}, beyond float32; repair or remove the row")
+        if column.missing == REFUSE:
+            for row in np.flatnonzero(np.isnan(values)):
+                bad[int(row)] = (
+                    "missing value",
+                    f"{name} is missing, which the schema refuses; repair or remove the row, or write missing = 0",
+                )
+
+    def _labels(self, columns: Mapping[str, pa.Array], bad: dict[int, Problem]) -> np.ndarray:
+        rule = self.schema.label
+        assert rule is not None
+        column = columns[rule.column]
+        if isinstance(rule.value, str):
+            equal = pc.equal(column, pa.scalar(rule.value.encode(), column.type))
+            values = equal.fill_null(False).to_numpy(zero_copy_only=False) ^ (rule.operator == "!=")
+            wrong = column.is_null().to_numpy(zero_copy_only=False)
+        else:
+            numbers = _numbers(column)
+            values = OPERATORS[rule.operator](numbers, rule.value)
+            wrong = np.isnan(numbers) if rule.operator else (numbers != 0) & (numbers != 1)
+        for row in np.flatnonzero(wrong):
+            bad[int(row)] = "label", _wrong_label(rule, column[int(row)])
+        return values.astype(np.uint8)
+
+    def _splits(
+        self,
+        columns: Mapping[str, pa.Array],
+        times: np.ndarray | None,
+        rows: int,
+        place: Place,
+        bad: dict[int, Problem],
+    ) -> np.ndarray | None:
+        rule = self.schema.split
+        if rule.by == "rows":
+            return None
+        if rule.by == "random":
+            first = (((place.source << PIECE_BITS) + place.piece) << ROW_BITS) + place.rows
+            place.rows += rows
+            drawn = np.empty(rows, dtype=np.int32)
+            draw_shards(self._seed ^ SALT, first, DRAWS, drawn)
+            return np.searchsorted(np.cumsum(rule.shares)[:-1] * DRAWS, drawn, side="right").astype(np.uint8)
+        if rule.by == "time":
+            assert times is not None
+            for row in np.flatnonzero(np.isnan(times)):
+                bad[int(row)] = "time", f"{self.schema.time} is missing; repair or remove the row"
+            found = np.searchsorted(rule.until, times, side="right")
+            return np.where((found == 1) & (len(rule.until) == 1), 2, np.minimum(found, 2)).astype(np.uint8)
+        column = columns[rule.column]
+        values = [v.encode() if rule.type == STRING else int(v) for v in rule.values]
+        indices = pc.index_in(column, value_set=pa.array(values, column.type)).fill_null(-1).to_numpy()
+        for row in np.flatnonzero(indices < 0):
+            bad[int(row)] = (
+                "split",
+                (
+                    f"{rule.column} is {_shown(column[int(row)])}, a value of no split; "
+                    "name it in [split], or remove the row"
+                ),
+            )
+        return np.array(list(rule.values.values()), dtype=np.uint8)[indices]
+
+    def _check_order(self, times: np.ndarray, place: Place, bad: dict[int, Problem]) -> None:
+        before = np.fmax.accumulate(np.concatenate([[place.time], times]))
+        for row in np.flatnonzero(~(times >= before[:-1])):
+            bad[int(row)] = (
+                "time order",
+                (
+                    f"{self.schema.time} is {times[row]:g}, after a row of {before[row]:g}, but the split goes by the "
+                    'order of rows; sort the rows by time, or write split.by = "time"'
+                ),
+            )
+        place.time = float(before[-1])
+
+
+def _wrong_label(rule: Label, found: pa.Scalar) -> str:
+    if not found.is_valid:
+        return f"the label {rule.column} is missing; repair or remove the row"
+    return (
+        f"the label {rule.column} is {_shown(found)}, not 0 or 1; repair the row, or write a rule "
+        f"such as {rule.column} >= 4"
+    )
+
+
+def _shown(value: pa.Scalar) -> str:
+    found = value.as_py()
+    return repr(found.decode("utf-8", "backslashreplace")[:60] if isinstance(found, bytes) else found)
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    """float64 (rows,), NaN where missing."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    found: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _tokens(column: pa.Array) -> np.ndarray:
+    """uint64 (rows,): integers as they are, hashes of strings; anything where missing."""
+    if not pa.types.is_binary(column.type):
+        integers: np.ndarray = column.fill_null(0).to_numpy(zero_copy_only=False)
+        return integers.view(np.uint64)
+    _, offsets, content = column.buffers()
+    hashes = np.empty(len(column), dtype=np.uint64)
+    if len(column):
+        starts = np.frombuffer(offsets, dtype=np.int32, count=len(column) + 1, offset=4 * column.offset)
+        hash_strings(starts, np.frombuffer(content or b"", dtype=np.uint8), hashes)
+    return hashes
+
+
+class TableFormat(RowFormat):
+    """What the formats of tables have in common."""
+
+    token_type = np.uint64
+    packs_floats = True
+
+    def __init__(self, schema: Schema, seed: int, only_train: bool) -> None:
+        self.schema = schema
+        self.features = schema.features
+        self.transform = ", ".join(f"{name}: {column.transform}" for name, column in schema.dense.items()) or "none"
+        self.splits_rows = schema.split.by != "rows"
+        self._builder = RowBuilder(schema, seed, only_train)
+
+    def least_count(self, feature: int, options: Any) -> int:
+        """That of the schema, else of the command line."""
+        return self.schema.categorical[self.features.sparse[feature]].min_count or options.min_count
+
+    def hash_range(self, feature: int) -> int:
+        """That of the schema."""
+        return self.schema.categorical[self.features.sparse[feature]].hash
+
+    def largest(self, found: Any) -> list[int]:
+        """All bits of float32."""
+        return [2**32 - 1] * len(self.features.dense)
+
+    def fitted(self, moments: np.ndarray) -> dict[str, Any]:
+        """Names, ranges of hashed features, and mean and standard deviation of dense ones."""
+        number = np.maximum(moments[:, 0], 1)
+        mean = moments[:, 1] / number
+        deviation = np.sqrt(np.maximum(moments[:, 2] / number - mean * mean, 0))
+        scale = np.stack([mean, np.where(deviation > 0, deviation, 1)], axis=1)
+        hashed = {name: column.hash for name, column in self.schema.categorical.items() if column.hash}
+        about = {"features": list(self.features.sparse), "hashed": hashed, "scale": scale.tolist()}
+        return about | {"table": self.schema.columns_identity()}
+
+    def check(self, records: Sequence[Any], sources: Sequence[RawSource]) -> None:
+        """Refuse a feature that is missing in every row, and files that are not in the order of time."""
+        rows = sum(record.rows for record in records)
+        missing = np.sum([record.missing for record in records], axis=0)
+        for name, count in zip(self.features.dense + self.features.sparse, missing, strict=True):
+            if rows and count == rows:
+                raise RawDataError(
+                    f"column {name!r} is missing in all {rows:,} rows; take it out of {self.schema.path}"
+                )
+        last = None
+        for record in (one for one in records if one.times):
+            if last and record.times[0] < last.times[1]:
+                name, path, before = self.schema.time, sources[record.source].path, sources[last.source].path
+                raise RawDataError(
+                    f"{path}: {name} begins at {record.times[0]:g}, before {last.times[1]:g} in {before}, but the "
+                    'split goes by the order of rows; sort the rows and files by time, or write split.by = "time"'
+                )
+            last = record
+
+    def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
+        """The bits of float32 values after their transforms."""
+        assert isinstance(rows, TableRows)
+        out = np.empty((rows.rows, len(rows.dense)), dtype=np.float32)
+        for f, column in enumerate(self.schema.dense.values()):
+            values = rows.dense[f]
+            if isinstance(column.missing, int | float):
+                values = np.where(np.isnan(values), column.missing, values)
+            if column.transform == "log1p":
+                values = np.log1p(np.maximum(values, 0))
+            elif column.transform == "standardize":
+                mean, deviation = fitted["scale"][f]
+                values = (values - mean) / deviation
+            out[:, f] = np.nan_to_num(values, nan=0.0)
+        return out.view(np.uint32).astype(np.int64)
+
+
+def without(rows: TableRows, bad: Mapping[int, Problem]) -> TableRows:
+    """The good rows."""
+    good = np.ones(rows.rows, dtype=bool)
+    good[list(bad)] = False
+    return rows.keep(good)

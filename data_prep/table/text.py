@@ -1,0 +1,137 @@
+"""Tables in text (CSV, TSV, plain or compressed) as a ``RowFormat``: pieces of text that pyarrow parses.
+
+A row is a line: values hold no newline. pyarrow also finds bad rows, by bisection of the lines it refuses.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Container, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
+from data_prep.raw.diagnosis import shorten
+from data_prep.raw.pieces import TextPiece, open_pieces, units
+from data_prep.raw.sources import TextStream, estimated_lines, line_of
+from data_prep.table.files import require_columns
+from data_prep.table.rows import ARROW, Place, Problem, TableFormat, TableRows, without
+from data_prep.table.schema import Schema
+
+CONVERSION = re.compile(r"In CSV column #(\d+): .*invalid value '(.*)'", re.DOTALL)
+COUNT = re.compile(r"Expected (\d+) columns, got (\d+)")
+
+
+class TextTable(TableFormat):
+    """CSV and its like. Every file has the columns that the schema names, in any order."""
+
+    def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
+        super().__init__(schema, seed, only_train)
+        self._kinds = schema.kinds()
+        self._names = [self._header(source) for source in sources]
+        self._piece: TextPiece | None = None
+        self._place = Place(0, 0)
+
+    def units(self, job: Preparation) -> list[Unit]:
+        """Pieces of equal bytes, and whole compressed files."""
+        return units(job)
+
+    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+        """Open the pieces of a unit."""
+        return open_pieces(job, unit, done, self._parse)
+
+    def place(self, source: RawSource, at: int) -> str:
+        """The line of a byte."""
+        return f"{source.path}:{line_of(source, at)}"
+
+    def estimated_rows(self, source: RawSource) -> int:
+        """From the first MiB."""
+        return max(1, estimated_lines(source) - (not self.schema.columns))
+
+    def _header(self, source: RawSource) -> list[str]:
+        names = list(self.schema.columns)
+        if not names:
+            with TextStream(source) as stream:
+                text, _ = next(stream.blocks(1))
+                line = bytes(text).split(b"\n", 1)[0].decode("utf-8", "backslashreplace")
+            names = next(csv.reader([line.removesuffix("\r")], delimiter=self.schema.separator))
+        require_columns(self.schema, source.path, names)
+        return names
+
+    def _parse(self, text: np.ndarray, offset: int, piece: TextPiece) -> TableRows:
+        if self._piece is not piece:
+            self._piece, self._place = piece, Place(*piece.piece)
+        if offset == 0 and not self.schema.columns:
+            header = int(np.argmax(text == 10)) + 1
+            text, offset = text[header:], offset + header
+        names = self._names[piece.source.index]
+        lines = np.concatenate([[0], np.flatnonzero(text == 10) + 1])
+        try:
+            table = self._read(text, names, len(lines) - 1)
+        except pa.ArrowInvalid:
+            content = bytes(text)
+            good = []
+            for first, last, problem in self._sound(content, lines, names, 0, len(lines) - 1):
+                if problem:
+                    piece.refuse(offset + int(lines[first]), *problem)
+                else:
+                    good.append((first, last))
+            text = np.frombuffer(b"".join(content[lines[a] : lines[b]] for a, b in good), dtype=np.uint8)
+            lines = np.concatenate([np.arange(0), *(lines[a:b] for a, b in good)]).astype(np.int64)
+            table = self._read(text, names, len(lines))
+        columns = {name: table.column(name).combine_chunks() for name in self._kinds}
+        rows, bad = self._builder.build(columns, table.num_rows, self._place)
+        for row in sorted(bad):
+            piece.refuse(offset + int(lines[row]), *bad[row])
+        return without(rows, bad) if bad else rows
+
+    def _read(self, text: np.ndarray | bytes, names: Sequence[str], rows: int) -> pa.Table:
+        """Parse whole lines; ArrowInvalid unless each is a row."""
+        types = {name: ARROW[kind] for name, kind in self._kinds.items()}
+        if rows == 0:
+            return pa.table({name: pa.array([], kind) for name, kind in types.items()})
+        table = arrow_csv.read_csv(
+            pa.BufferReader(pa.py_buffer(text)),
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=list(names)),
+            arrow_csv.ParseOptions(delimiter=self.schema.separator, ignore_empty_lines=False),
+            arrow_csv.ConvertOptions(
+                column_types=types,
+                include_columns=list(types),
+                null_values=list(self.schema.missing),
+                strings_can_be_null=True,
+            ),
+        )
+        if table.num_rows != rows:
+            raise pa.ArrowInvalid(f"{rows} lines are {table.num_rows} rows")
+        return table
+
+    def _sound(
+        self, text: bytes, lines: np.ndarray, names: Sequence[str], first: int, last: int
+    ) -> Iterator[tuple[int, int, Problem | None]]:
+        """Cut lines ``[first, last)`` into ranges that can be read, and bad ones, each with its problem."""
+        try:
+            self._read(text[lines[first] : lines[last]], names, last - first)
+        except pa.ArrowInvalid as error:
+            if last - first == 1:
+                yield first, last, self._problem(str(error), text[lines[first] : lines[last]], names)
+                return
+            middle = (first + last) // 2
+            yield from self._sound(text, lines, names, first, middle)
+            yield from self._sound(text, lines, names, middle, last)
+        else:
+            yield first, last, None
+
+    def _problem(self, message: str, line: bytes, names: Sequence[str]) -> Problem:
+        row = shorten(line.rstrip(b"\r\n"))
+        if count := COUNT.search(message):
+            expected, got = count.groups()
+            return "number of fields", f"{got} fields, expected {expected}, in {row}; repair or remove the row"
+        if conversion := CONVERSION.search(message):
+            name = names[int(conversion[1])]
+            kind = {"number": "a number", "integer": "an integer", "timestamp": "a time"}.get(self._kinds[name], "text")
+            remedy = "repair or remove the row, or name the value in table.missing of the schema"
+            return f"value of {name}", f"{name} is {shorten(conversion[2].encode())}, not {kind}; {remedy}"
+        return "row", f"{message} in {row}; a row is one line; repair or remove it"
