@@ -127,9 +127,10 @@ class HelperModel(MemberModel):
             self.send_weights()
 
     def send_weights(self) -> None:
-        """Let the home have what it computes with of this member's parameters. For emulations, as what follows."""
+        """Let the home have what it computes with of this member's parameters. For emulations, as what follows, which
+        tells whether it failed.
+        """
         _send_weights(self._words, self._begin, self._lent, self._message)
-        self.channel.check()
 
     def await_batch(self) -> int:
         """The size of the lane's next batch, or CLOSE."""

@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from test_parts import tagged
 
 from ssmpi.comm.mailbox import LATE
 from ssmpi.model import brgemm
+from ssmpi.model import lane as lane_module
 from ssmpi.model.edges import Receive, Send
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HomeModel
@@ -27,6 +29,7 @@ from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
 from ssmpi.model.top_k import TopK
 from ssmpi.model.zoo import network_of
+from ssmpi.roles import precompile
 
 
 class One:
@@ -106,6 +109,21 @@ def test_a_lane_is_one_trainer(name, group, optimizer, plan):
     exact = exact and brgemm.kernels("fp32")
     batches = batches_of(network, [128, 128, 2048, 2048, 700, 77])
     assert_same(lane, One(network, options=OPTIONS[optimizer]), batches, 0 if exact else 1e-5)
+
+
+def test_all_kernels_of_lanes_are_loaded_before_the_first_step(monkeypatch):
+    """Those of helpers too: otherwise the first batch waits until each of them has compiled its step."""
+    network, names = network_named("dlrm", wide=64), ("_step_at_home", "_send_gradients", "_send_weights", "_help")
+    group, called = Group(network, places_by_plan("data", network, 2)), set()
+
+    def seen(kernel, *arguments):
+        called.add(kernel.__name__)
+        return kernel(*arguments)
+
+    for name in names:
+        monkeypatch.setattr(lane_module, name, partial(seen, getattr(lane_module, name)))
+    precompile._compile_lanes(SimpleNamespace(places=group.places), group.replicas[0], batches_of(network, [2])[0])
+    assert called == set(names)
 
 
 TOP_K = ("bottom.0: 0.95", "bottom.2: 0.75", "top.2: 0.9")
