@@ -146,7 +146,9 @@ class CheckpointManager:
     def _begin(self, take: Callable[[], TrainerState], came_to_rest: float, *, background: bool) -> None:
         """Make the trainers and the embedding PSs start writing their files."""
         clock, mine = Clock(), take()
-        number = 0 if self._world.index else self._make_folder(mine.nbytes(self._world.trainers.size))
+        files = np.array([mine.nbytes], np.float64)  # of all trainers: members of a group own unequal parts
+        wait(self._world.trainers.iallreduce(files), self._context.waiting, "the other trainers (to save)")
+        number = 0 if self._world.index else self._make_folder(mine.model.nbytes + int(files[0]))
         reports = TrainerOutcomes(self._world.control) if number else None  # before a trainer can report anything
         folder = self._agree_on_folder(number)
         if folder:

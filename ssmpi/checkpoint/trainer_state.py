@@ -143,9 +143,10 @@ class TrainerState:
     examples: int
     model: ModelState
 
-    def nbytes(self, trainers: int) -> int:
-        """The size of a checkpoint on disk: the model, and each trainer's file, taken to be as large as this one's."""
-        return self.model.nbytes + trainers * sum(values.nbytes for values in self.arrays.values())
+    @property
+    def nbytes(self) -> int:
+        """The size of this trainer's file."""
+        return sum(values.nbytes for values in self.arrays.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from faults import Kill
 from runs import train_over_threads
 from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
 
+from ssmpi.checkpoint import manager
 from ssmpi.config import load
 from ssmpi.model.part import transform
 from ssmpi.roles import trainer
@@ -86,6 +87,18 @@ def test_the_replica_of_a_group_is_scored_whole(tmp_path, small_data):
     lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     scored = {line["weights"]: (line["ne"], line["auc"]) for line in lines if line.get("split") == "test"}
     assert scored["replica 0"] == scored["model"]
+
+
+def test_room_on_disk_is_made_for_every_members_file(tmp_path, small_data, monkeypatch):
+    """As much whichever member owns more."""
+    asked = []
+    monkeypatch.setattr(manager, "make_room", lambda store, needed, path: asked.append(needed))
+    for number in (0, 1):
+        rules = f'hierarchy.tags=["bottom.*: {number}", "*: {1 - number}"]'
+        saves = ("checkpoint.every_examples=5000", "evaluate.split=none", "evaluate.final=none", "data.passes=1")
+        train_over_threads(tmp_path / f"{number}", small_data, *ONE, *PAIR, rules, *saves)
+    assert len(asked) >= 2
+    assert len(set(asked)) == 1
 
 
 @pytest.mark.usefixtures("alone")
