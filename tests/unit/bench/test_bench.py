@@ -746,17 +746,17 @@ echo "run (a.py:1);hogwild (train.py:44) $((rate * seconds / ${of:-1}))" > "$out
 
 
 def test_a_group_is_compared_with_its_trainers_apart_round_by_round(capsys):
-    """Each round begins with another job; CPU seconds of all ranks."""
+    """Each round begins with another job, after one that compiles and does not count; CPU seconds of all ranks."""
     asked, group = [], groups.by_plan(128, ["auto"])[0]
-    rates = {group: [[30.0, 20.0, 10.0], [40.0], [50.0]], groups.apart(group): [[40.0], [50.0], [50.0]]}
+    rates = {group: [[0.0], [30.0, 20.0, 10.0], [40.0], [50.0]], groups.apart(group): [[40.0], [50.0], [50.0]]}
 
     def job(contender, probe, timing):
         asked.append(contender)
         cpu = {"workers": 3.0, "mover": 1.0} if contender.plan else {"workers": 4.0, "embedding_ps": 1.0}
         return {"eps": rates[contender].pop(0), "cpu": cpu, "seconds": 2.0}
 
-    found = groups.in_rounds(SimpleNamespace(job=job, rounds=3, timing=None), [group])
-    assert asked[0] == asked[2] != asked[4]
+    found = groups.in_rounds(SimpleNamespace(job=job, rounds=3, timing=Timing()), [group])
+    assert asked[1] == asked[3] != asked[5]
     (each,) = found.values()
     assert each["ratios"] == pytest.approx([0.5, 0.8, 1.0])
     assert each["ratio"] == pytest.approx(0.8)
