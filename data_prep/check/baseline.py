@@ -26,6 +26,7 @@ from ssmpi.files import atomic_file
 SAMPLE_ROWS = 200_000  # for choosing the settings
 WHOLE_ROWS = 3_000_000  # up to here all training rows are kept in memory (about 320 bytes each) and solved exactly
 FIRST_STRENGTH, STRENGTH_STEP = 0.03, 3.0
+TOLERANCE = 1e-4  # of the gradient; without dense features 1e-3 is reached where the solver starts
 PENALTIES = (1e-6, 1e-5, 1e-4)
 STEP_SIZES = (0.001, 0.003, 0.01, 0.03)
 MOST_PASSES = 5
@@ -195,7 +196,7 @@ def _solve(data: DesignMatrix) -> FittedModel:
 
 
 def _regression(strength: float) -> Any:
-    return _scikit("linear_model").LogisticRegression(C=strength, max_iter=300, tol=1e-3)
+    return _scikit("linear_model").LogisticRegression(C=strength, max_iter=300, tol=TOLERANCE)
 
 
 def _descend(data: DesignMatrix) -> FittedModel:

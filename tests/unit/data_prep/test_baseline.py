@@ -16,6 +16,7 @@ from data_prep.check import baseline as module
 from data_prep.check.baseline import baseline
 from data_prep.cli import main
 from ssmpi.core.errors import DataError, UserError
+from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest, write_shard
 
 CARDINALITY = 8
@@ -98,6 +99,23 @@ def test_settings_are_best_on_validation(prepared, report):
 
     chosen = report["logistic_regression"]["C"]
     assert loss(chosen) <= min(loss(chosen / 3), loss(chosen * 3))
+
+
+def test_ids_alone_are_fitted(tmp_path):
+    """Each of many rare ids has a small gradient: with a tolerance of 1e-3 the solver stopped where it began."""
+    generator, many, splits = np.random.default_rng(3), (6_000, 3_000), {}
+    effects = [generator.normal(size=c) for c in many]
+    for split, rows in (("train", 40_000), ("validation", 5_000), ("test", 5_000)):
+        ids = np.stack([generator.integers(0, c, rows) for c in many], axis=1).astype(np.int32)
+        logit = sum(effect[ids[:, f]] for f, effect in enumerate(effects))
+        label = (generator.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
+        name = f"{split}/shard-00000.h5"
+        size, checksum = write_shard(tmp_path / name, ids, np.zeros((rows, 0), np.float32), label, {})
+        splits[split] = Split((ShardEntry(name, rows, int(label.sum()), size, checksum),))
+    write_manifest(tmp_path, Manifest(many, splits, True, features=Features((), ("user", "item"))))
+    found = baseline(tmp_path)["logistic_regression"]
+    assert found["iterations"] > 1
+    assert found["ne"] < 0.95
 
 
 def test_descent_comes_close(prepared, report):
