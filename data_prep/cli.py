@@ -71,6 +71,11 @@ def _run(parsed: argparse.Namespace, ranks: Ranks) -> int:
     if parsed.command == "table":
         from data_prep.table import command
 
+        if parsed.guess:
+            ranks.first(lambda: command.write_guess(parsed.schema, parsed.raw))
+            return 0
+        if parsed.output is None:
+            raise UserError("--output is missing: name the folder of the prepared data set")
         command.prepare(parsed.schema, parsed.raw, _options(parsed), ranks)
         return 0
     return ranks.first(lambda: _run_alone(parsed))
@@ -133,7 +138,7 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
     parser.description = "Prepare raw Criteo files (train.txt, day_*, plain or gzip, labelled or not) into HDF5 shards."
     add = parser.add_argument
     add("raw", type=Path, nargs="+", metavar="RAW", help="raw files; day_* are taken in day order")
-    _add_common(parser)
+    _add_common(parser, output=True)
     add("--max-ind-range", type=int, default=0, metavar="M", help="take tokens modulo M before counting")
     add(
         "--fit-on",
@@ -162,7 +167,10 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("raw", type=Path, nargs="+", metavar="FILE", help="files of the table, in the order of their rows")
     add("--schema", type=Path, required=True, metavar="FILE", help="what the columns are (jobs/guide/data.md)")
-    _add_common(parser)
+    add(
+        "--guess", action="store_true", help="write the schema, from the first rows of the first file, and nothing else"
+    )
+    _add_common(parser, output=False)
     add(
         "--fit-on",
         choices=("all", "train"),
@@ -175,9 +183,9 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser, output: bool) -> None:
     add = parser.add_argument
-    add("--output", "-o", type=Path, required=True, metavar="FOLDER", help="folder of the prepared data set")
+    add("--output", "-o", type=Path, required=output, metavar="FOLDER", help="folder of the prepared data set")
     add("--overwrite", action="store_true", help="remove the data set that is in the folder first")
     add(
         "--vocabulary",

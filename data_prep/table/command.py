@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from data_prep.table.schema import Schema, SplitRule, read_schema
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import Manifest
+from ssmpi.files import atomic_file
 
 PARQUET = b"PAR1"
 
@@ -57,13 +59,7 @@ def _open_job(path: Path, files: Sequence[Path], options: PrepareOptions, ranks:
 
 
 def _format(schema: Schema, sources: list[RawSource], options: PrepareOptions):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    try:
-        from data_prep.table.parquet import ParquetTable
-        from data_prep.table.text import TextTable
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("data_prep"):
-            raise
-        raise UserError("tables need pyarrow, which is not installed: pip install 'ssmpi[tables]'") from error
+    ParquetTable, TextTable = _load("parquet").ParquetTable, _load("text").TextTable  # noqa: N806 - classes
     kinds = []
     for source in sources:
         with source.path.open("rb") as file:
@@ -72,6 +68,24 @@ def _format(schema: Schema, sources: list[RawSource], options: PrepareOptions): 
         other = sources[kinds.index(not kinds[0])]
         raise DataError(f"{other.path}: Parquet and text files cannot be mixed; prepare them apart")
     return (ParquetTable if kinds[0] else TextTable)(schema, sources, options.seed, options.fit_on == "train")
+
+
+def write_guess(schema: Path, files: Sequence[Path]) -> None:
+    """Write a schema from the first rows of the first file. UserError if there is such a file already."""
+    if schema.exists():
+        raise UserError(f"{schema}: exists, and would be lost; give another --schema, or remove it")
+    atomic_file.write(schema, _load("guess").guess(open_sources(files)[0]))
+    print(f"{schema}: look at every line, then start again without --guess and with --output")
+
+
+def _load(name: str) -> Any:
+    """A module that imports pyarrow, an optional dependency."""
+    try:
+        return import_module(f"data_prep.table.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise UserError("tables need pyarrow, which is not installed: pip install 'ssmpi[tables]'") from error
 
 
 def _vocabulary(given: Path, schema: Schema) -> str:

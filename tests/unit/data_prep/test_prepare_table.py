@@ -337,3 +337,30 @@ def test_a_vocabulary_prepares_further_rows(tmp_path):
 @pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_schemas_are_sound(path):
     assert {"criteo": 26, "avazu": 22, "movielens": 2}[path.stem] == len(read_schema(path).features.sparse)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "b.tsv", "c.parquet"])
+def test_a_guessed_schema_prepares_the_file(name, tmp_path, capsys):
+    if name == "c.parquet":
+        file = write_parquet(tmp_path / name)
+    else:
+        file = write_csv(tmp_path / name, separator="," if name == "a.csv" else "\t", head=name == "a.csv")
+    path = tmp_path / "schema.toml"
+    assert main(["table", "--guess", "--schema", str(path), str(file)]) == 0
+    found = read_schema(path)
+    if name == "b.tsv":
+        assert list(found.columns) == [f"column{i}" for i in range(1, 9)]
+        assert found.label is None
+    else:
+        assert found.label.column == "rating"
+        assert list(found.dense) == ["price", "age", "day"]
+        assert {n: c.type for n, c in found.categorical.items()} == {
+            "user": "integer",
+            "item": "string",
+            "shop": "string",
+            "fold": "string",
+        }
+    assert main(["table", "--schema", str(path), str(file), "-o", str(tmp_path / "out")]) == 0
+    assert main(["table", "--guess", "--schema", str(path), str(file)]) == 2
+    assert "exists, and would be lost" in capsys.readouterr().err
+    assert main(["table", "--schema", str(path), str(file)]) == 2

@@ -1,0 +1,127 @@
+"""``ssmpi-prepare table --guess``: writes a schema from the first rows of a file, for its user to edit."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
+
+from data_prep.preparation import RawSource
+from data_prep.raw.sources import TextStream
+from ssmpi.core.errors import DataError
+
+SEPARATORS = "\t,;|"
+LABELS = ("label", "click", "clicked", "is_click", "target", "y")
+TIMES = ("time", "timestamp", "datetime", "date", "ts")
+SAMPLE_ROWS = 1 << 16
+SAMPLE_BYTES = 1 << 21
+FEW = 64  # integers with fewer values are categories
+MANY = 10_000  # with more, those seen once are rare
+
+
+@dataclass
+class Sample:
+    """The first rows of a file, and the ``[table]`` of its schema."""
+
+    rows: pa.Table
+    settings: list[str]
+
+
+def guess(source: RawSource) -> str:
+    """A schema in TOML."""
+    with source.path.open("rb") as file:
+        binary = file.read(4) == b"PAR1"
+    sample = _of_parquet(source.path) if binary else _of_text(source)
+    names = sample.rows.column_names
+    label, time = _label(sample.rows), next((name for name in names if name.lower() in TIMES), None)
+    found: dict[str, list[str]] = {"dense": [], "categorical": [], "unused": []}
+    for name in names:
+        if name in (time, label.split(" ")[0] if label else None):
+            continue
+        kind, line = _column(name, sample.rows[name])
+        found[kind].append(line)
+    lines = [f"# Guessed from the first {sample.rows.num_rows:,} rows of {source.name}: look at every line."]
+    lines.append(
+        f"label = {_quoted(label)}" if label else '# label = "..."  # a column of 0 and 1, or a rule: rating >= 4'
+    )
+    if time:
+        lines.append(f"# time = {_quoted(time)}  # then rows must be sorted by it, or split by time")
+    lines += sample.settings
+    lines += ["", "[dense]", *found["dense"], "", "[categorical]", *found["categorical"], *found["unused"]]
+    return "\n".join([*lines, "", "[split]", 'by = "rows"', "shares = [0.8, 0.1, 0.1]"]) + "\n"
+
+
+def _of_parquet(path: Path) -> Sample:
+    try:
+        with parquet.ParquetFile(path) as file:
+            batch = next(file.iter_batches(SAMPLE_ROWS, use_threads=False), None)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable Parquet file ({error}); fetch it again") from error
+    if batch is None:
+        raise DataError(f"{path}: has no rows, from which to guess a schema")
+    return Sample(pa.Table.from_batches([batch]), [])
+
+
+def _of_text(source: RawSource) -> Sample:
+    with TextStream(source) as stream:
+        text, _ = next(stream.blocks(SAMPLE_BYTES))
+        content = bytes(text)
+    first = content.split(b"\n", 1)[0].decode("utf-8", "backslashreplace").rstrip("\r")
+    separator = max(SEPARATORS, key=first.count)
+    names = next(csv.reader([first], delimiter=separator))
+    headless = any(re.fullmatch(r"\s*[-+.\d]*\s*", name) for name in names)
+    settings = ["", "[table]", f"separator = {_quoted(separator)}"]
+    if headless:
+        names = [f"column{i}" for i in range(1, len(names) + 1)]
+        settings.append("columns = [" + ", ".join(map(_quoted, names)) + "]")
+    try:
+        rows = arrow_csv.read_csv(
+            pa.BufferReader(content),
+            arrow_csv.ReadOptions(
+                use_threads=False, block_size=len(content) + 1, column_names=names, skip_rows=int(not headless)
+            ),
+            arrow_csv.ParseOptions(delimiter=separator, invalid_row_handler=lambda row: "skip"),
+        )
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{source.path}: no schema can be guessed: {error}; write one by hand") from error
+    return Sample(rows, settings)
+
+
+def _label(rows: pa.Table) -> str | None:
+    """The column or the rule that looks like the label."""
+    for name in rows.column_names:
+        kind = rows.schema.field(name).type
+        if name.lower() in LABELS and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+            return name
+        if name.lower() == "rating" and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            return f"{name} >= 4"
+    return None
+
+
+def _column(name: str, column: pa.ChunkedArray) -> tuple[str, str]:
+    """``dense``, ``categorical`` or ``unused``, and the line of one column."""
+    kind, key = column.type, name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if column.null_count == len(column) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
+        return "unused", f"# {key}: {kind}, left out"
+    values = pc.count_distinct(column).as_py()
+    if pa.types.is_floating(kind):
+        return "dense", f'{key} = "standardize"  # {values:,} values'
+    if pa.types.is_integer(kind) and values > FEW and not re.search(r"(^|_)id$|user|item", name.lower()):
+        transform = "log1p" if pc.min(column).as_py() >= 0 else "standardize"
+        return "dense", f'{key} = "{transform}"  # {values:,} values'
+    integer = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    settings = f'type = "{"integer" if integer else "string"}"' + ", min_count = 2" * (values > MANY)
+    return "categorical", f"{key} = {{ {settings} }}  # {values:,} values"
+
+
+def _quoted(text: str) -> str:
+    """A TOML string."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"'

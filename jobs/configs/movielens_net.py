@@ -1,0 +1,11 @@
+"""A factorization machine beside an MLP, for data without dense features, which DLRM, DCN v2 and DeepFM want."""
+
+from ssmpi.model.field_operators import FactorizationMachine, Sum
+from ssmpi.model.network import ROWS, Inputs, Network, mlp
+
+
+def network(inputs: Inputs) -> Network:
+    """The sum of both."""
+    pairs = FactorizationMachine("pairs", (ROWS,), inputs.dim)
+    deep = mlp("deep", ROWS, [64, 32, 1], last="none")
+    return Network((pairs, *deep, Sum("logit", (pairs.name, deep[-1].name))), inputs)
