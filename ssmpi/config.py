@@ -25,7 +25,7 @@ from ssmpi.embedding import table
 from ssmpi.embedding.trackers import Tracking
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import NETWORK, RUN_FILE, is_run_folder
-from ssmpi.model import custom_code, custom_network, graph
+from ssmpi.model import custom_code, custom_network, graph, top_k
 from ssmpi.model.hierarchy_options import HierarchyOptions
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
@@ -120,6 +120,9 @@ class Config:
             not own_operators or self.model.precision == "fp32",
             f"model.precision = '{self.model.precision}': operators of one's own are computed in float32: set 'fp32'",
         )
+        if own_operators:
+            top_k.check_exact(network)
+            top_k.check_exact(top_k.scored(network, self.model.top_k_scoring))
         copy = dataclasses.replace(self)
         vars(copy)["network"] = network  # where ``cached_property`` stores it: not a setting, so not a field
         self._check_places(network)

@@ -7,6 +7,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ssmpi.files.log import shape, terminal
+from ssmpi.model.estimates import DENSITY, WANTED
 
 
 def bar(rows: int, earlier: int) -> Any:
@@ -24,8 +25,13 @@ def bar(rows: int, earlier: int) -> Any:
 
 def describe(metrics: dict[str, float]) -> str:
     """Metrics in one line."""
+    passed = "".join(
+        f", {name.removeprefix(DENSITY)} passes {value:.2%} ({metrics[name.replace(DENSITY, WANTED)]:.2%} wanted)"
+        for name, value in metrics.items()
+        if name.startswith(DENSITY)
+    )
     return (
         f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f}"
         f" (+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration"
-        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows"
+        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows{passed}"
     )

@@ -68,9 +68,11 @@ class CompiledStep:
         operands = onednn_gemm.operands(kernels, program.layers, PIECE)
         values, by_values = aligned((2, PIECE * program.floats))
         arrays = operands.copies, operands.buffer, program.table, weights, gradients, values, by_values
+        assert program.estimates
+        estimates = program.estimates.values
         self._deferred = np.zeros(3, np.int64)
         mail = channel.addresses, channel.failed
-        self.args = KernelArgs((sgemm, *kernels, channel.limit), (*arrays, self._deferred, *mail))
+        self.args = KernelArgs((sgemm, *kernels, channel.limit), (*arrays, self._deferred, *mail, estimates))
         self.results = Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -100,6 +102,7 @@ class CompiledStep:
 
 # Places in the arguments, after four addresses.
 LIMIT, COPIES, BUFFER, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, ADDRESSES, FAILED = 4, *range(5, 25, 2)
+ESTIMATES = FAILED + 2
 # Of the piece whose weight gradients are deferred: examples, 0 if there is none; whether it is the only one; and where
 # in the vector those begin that have been computed meanwhile.
 EXAMPLES, FRESH, COMPLETE = range(3)
@@ -124,6 +127,7 @@ def run_step(
             gradients[:] = 0.0
         return
     _refresh(by, table, weights)
+    estimates = array_at(args, ESTIMATES, np.float64)
     features, own, by_own = dense.reshape(dense.size), rows.reshape(rows.size), by_rows.reshape(by_rows.size)
     size = -(-count // -(-count // PIECE)) if learn else PIECE
     across, width = dense.shape[1], rows.size // count
@@ -134,7 +138,8 @@ def run_step(
         for backward in (False, True):
             run(
                 by, mail, table, backward, n, start == 0, weights, gradients, values, by_values,
-                own[start * width : stop * width], by_own[start * width : stop * width], stop == count,
+                own[start * width : stop * width], by_own[start * width : stop * width], estimates,
+                stop == count,
             )  # fmt: skip
             if not backward and labels.size:
                 logit = table[-1, OUT]

@@ -37,6 +37,7 @@ from ssmpi.model.program import (
     ROWS_PLACE,
     SIGMOID,
     SLICE,
+    THRESHOLD,
     TOP_K,
     WEIGHT,
     A,
@@ -49,7 +50,7 @@ from ssmpi.model.program import (
 def run(
     by: Gemm, mail: Mail, table: np.ndarray, backward: bool, n: int, fresh: bool, weights: np.ndarray,
     gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray,
-    defer: bool = False,
+    estimates: np.ndarray, defer: bool = False,
 ) -> None:  # fmt: skip
     """Execute all instructions on ``n`` examples, or, if ``backward``, their gradients in reverse order.
 
@@ -61,7 +62,7 @@ def run(
             _backward(by, mail, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows, defer)
     else:
         for step in range(len(table)):
-            _forward(by, mail, table[step], n, weights, values, rows)
+            _forward(by, mail, table[step], n, weights, values, rows, estimates)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -80,8 +81,9 @@ def _place(place: int, n: int, values: np.ndarray, rows: np.ndarray) -> np.ndarr
 
 @njit(cache=True, nogil=True, inline="always")
 def _forward(
-    by: Gemm, mail: Mail, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray
-) -> None:
+    by: Gemm, mail: Mail, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray,
+    estimates: np.ndarray,
+) -> None:  # fmt: skip
     kind, k, m = row[KIND], row[INPUTS], row[OUTPUTS]
     a, flat = _place(row[A], n, values, rows), values[n * row[OUT] : n * (row[OUT] + m)]
     out = flat.reshape(n, m)
@@ -98,8 +100,8 @@ def _forward(
         kernels.hand_on(a, n, k, k, flat[row[DETAIL] :], m, False)
     elif kind == SLICE:
         kernels.hand_on(a[row[DETAIL] :], n, m, k, flat, m, False)
-    elif kind == TOP_K:
-        top_k_kernels.forward(row, n, a[: n * k], values, flat)
+    elif kind in (TOP_K, THRESHOLD):
+        top_k_kernels.forward(row, n, a[: n * k], values, flat, estimates)
     elif kind == GATE:
         kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
     elif kind > MACHINE:
@@ -144,8 +146,8 @@ def _backward(
             by_a[: n * k] = 0.0  # the columns beside it
         if flags & BY_A:
             kernels.hand_on(flat, n, m, m, by_a[row[DETAIL] :], k, True)
-    elif kind == TOP_K:
-        top_k_kernels.backward(row, n, by_a[: n * k], values, flat)
+    elif kind in (TOP_K, THRESHOLD):
+        top_k_kernels.backward(row, n, a[: n * k], by_a[: n * k], values, flat)
     elif kind == GATE:
         b, by_b = _place(row[B], n, values, rows), _place(row[B], n, by_values, by_rows)
         by_c = _place(row[C], n, by_values, by_rows)

@@ -28,6 +28,7 @@ from ssmpi.compiled.kernel_args import array_at
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.model import blas, brgemm, kernels
+from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import GRADIENTS, WEIGHTS, CompiledStep, finish, mail_of, run_step
 from ssmpi.model.messages import Channel, Mail, receive, send
 from ssmpi.model.network import floats_in
@@ -40,10 +41,12 @@ CLOSE = -1  # examples in BEGIN: there are no more
 
 class MemberModel(ThreadModel):
     """A ``part`` over ``memory``, float32, in the part's layout, with gradients of its own, for one lane, whose
-    mailboxes are ``channel``. Create it on its thread.
+    mailboxes are ``channel``. ``estimates`` are those of the whole network. Create it on its thread.
     """
 
-    def __init__(self, part: Part, memory: np.ndarray, precision: str, channel: Channel) -> None:
+    def __init__(
+        self, part: Part, memory: np.ndarray, precision: str, channel: Channel, estimates: Estimates | None = None
+    ) -> None:  # fmt: skip
         self.weights = memory[: floats_in(part.layout)]
         self._gradients, self._owned = aligned(self.weights.shape), floats_in(part.owned.layout)
         self._gradients.fill(0.0)
@@ -53,7 +56,8 @@ class MemberModel(ThreadModel):
                 f"model.precision = '{precision}' would be computed by torch on this processor, and a group's members "
                 "compute by compiled code only: set 'fp32', or topology.group = 1"
             )
-        program = Program(part, precision)
+        self.estimates = estimates or Estimates(part.network)
+        program = Program(part, precision, self.estimates)
         self._compiled = CompiledStep(program, self.weights, self._gradients, sgemm, found or brgemm.NONE, channel)
         self._words = self._compiled.args.words
 
@@ -61,8 +65,10 @@ class MemberModel(ThreadModel):
 class HomeModel(MemberModel):
     """The model of the lane's home."""
 
-    def __init__(self, part: Part, memory: np.ndarray, precision: str, channel: Channel) -> None:
-        super().__init__(part, memory, precision, channel)
+    def __init__(
+        self, part: Part, memory: np.ndarray, precision: str, channel: Channel, estimates: Estimates | None = None
+    ) -> None:  # fmt: skip
+        super().__init__(part, memory, precision, channel, estimates)
         begins = [part.begin(helper) for helper in part.helpers]
         sizes = [floats_in(part.lent.get(helper, ())) for helper in part.helpers]
         self._helpers = np.array([begins, list(part.copies.values()), sizes], np.int64).T.copy()
@@ -108,8 +114,10 @@ class HomeOptimizer:
 class HelperModel(MemberModel):
     """The model of another member, for the lane."""
 
-    def __init__(self, part: Part, memory: np.ndarray, precision: str, channel: Channel) -> None:
-        super().__init__(part, memory, precision, channel)
+    def __init__(
+        self, part: Part, memory: np.ndarray, precision: str, channel: Channel, estimates: Estimates | None = None
+    ) -> None:  # fmt: skip
+        super().__init__(part, memory, precision, channel, estimates)
         self._lent, self._begin = _lent(part), part.begin(part.member)
         self._message = np.zeros(int(self._lent[:, 1].sum()) + FACTOR, np.float32)
 

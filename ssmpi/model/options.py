@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from ssmpi.core.settings import EXAMPLES, FLOAT32, require, within
 
@@ -53,7 +54,9 @@ class ModelOptions:
     and rows are float32 in either case, and so are scores. With ``center_inputs`` the first biases are initialized as
     if the inputs had mean 0; without, as in facebookresearch/dlrm, half of that layer's units start on, or off, for
     nearly all rows. ``top_k`` lists operators and shares, such as ``"bottom.2: 0.95"``: behind each, this share of an
-    example's values, the smallest, become 0.
+    example's values, the smallest, become 0: exactly the smallest of each example, or (``laplace``) those below a
+    threshold that is estimated in training. ``top_k_training`` and ``top_k_scoring`` say how; scoring may also be
+    ``off``: all values pass.
     """
 
     name: str = "dlrm"
@@ -62,6 +65,8 @@ class ModelOptions:
     bottom: tuple[int, ...] = (512, 256, 64, 16)
     top: tuple[int, ...] = (512, 256, 1)
     top_k: tuple[str, ...] = ()
+    top_k_training: Literal["exact", "laplace"] = "exact"
+    top_k_scoring: Literal["exact", "laplace", "off"] = "exact"
 
     dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
     deepfm: DeepFMOptions = field(default_factory=DeepFMOptions)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ssmpi.model.edges import Receive, Send
+from ssmpi.model.estimates import Estimates
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
     DENSE,
@@ -30,28 +31,30 @@ from ssmpi.model.network import (
 )
 from ssmpi.model.onednn_gemm import Layer, copies_of
 from ssmpi.model.part import Item, Part, whole
-from ssmpi.model.top_k import TopK
+from ssmpi.model.top_k import Threshold, TopK
 
 ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input
 
 # Kinds of instructions; those after GATE are in ``field_kernels``, those after MACHINE in ``messages``, but for SLICE.
-LINEAR, INTERACTION, COPY, TOP_K, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(10)
-SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT, SLICE = range(10, 15)
+LINEAR, INTERACTION, COPY, TOP_K, THRESHOLD, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(11)
+SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT, SLICE = range(11, 16)
 
 # Columns. A, B and C are the places of inputs. DETAIL depends on the kind: the tables (INTERACTION), the first
 # column of the output (COPY, RECEIVE), whether to accumulate (ADD), the floats of a vector (SCALE, MACHINE), the first
 # column to take (SLICE) or that of each row (TAKE; BIAS is then the width of a row), the place of the weight's copies
-# (LINEAR), or where the places of an example's kept values are, as int32 (TOP_K, SEND_KEPT, RECEIVE_KEPT).
+# (LINEAR), where the places of an example's kept values are, as int32 (TOP_K, SEND_KEPT, RECEIVE_KEPT), or the
+# threshold is (THRESHOLD).
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 COLUMNS = FLAGS + 1
-KEPT = WEIGHT  # of TOP_K: how many values of an example pass
+KEPT, ESTIMATE = WEIGHT, BIAS  # of TOP_K, THRESHOLD: how many values of an example pass; the row of the estimates
 THERE, BACK = WEIGHT, BIAS  # of SEND, RECEIVE and those of kept values: the mailboxes of the value and of its gradient
 
 # Flags: the activation; the inputs that need gradients, and those whose gradients are accumulated.
 RELU, SIGMOID = 1, 2
 BY_A, BY_B, BY_C = 4, 8, 16
 ADD_A, ADD_B, ADD_C = 32, 64, 128
+MEASURE = 512  # whether TOP_K and THRESHOLD measure their input, or else count what passes
 HALF = 256  # products of a linear layer, or messages, in bfloat16
 
 NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so results do not depend on the machine
@@ -63,10 +66,12 @@ class Program:
     values per example; at home the last instruction's output is the logit. ``layers`` are the linear layers; with
     ``precision`` "bf16" the products of those that are wide in the network are in bfloat16. ``places`` of values;
     ``NAME.kept`` is where the places are that the ``TopK`` of that name has kept, here or where it was received from.
+    ``estimates`` are those that its instructions read and, if they learn, improve.
     """
 
     computed: Network | Part
     precision: str = "fp32"
+    estimates: Estimates | None = None
     part: Part = field(init=False)
     layers: list[Layer] = field(init=False, default_factory=list)
     places: dict[str, int] = field(init=False)
@@ -74,6 +79,7 @@ class Program:
 
     def __post_init__(self) -> None:
         part = self.part = self.computed if isinstance(self.computed, Part) else whole(self.computed)
+        self.estimates = self.estimates or Estimates(part.network)
         read = {name for item in part.operators for name in item.inputs}
         self._pulled = [name for name in (ROWS, WEIGHTS) if name in read and part.at_home]
         self.places, self.floats = dict.fromkeys(self._pulled, ROWS_PLACE), 0
@@ -81,8 +87,8 @@ class Program:
             if (name in read or name not in (ROWS, WEIGHTS)) and (name not in self._pulled or len(self._pulled) > 1):
                 self._reserve(name, width)
         for item in part.operators:
-            if isinstance(item, TopK):
-                self._reserve(f"{item.name}.kept", item.kept(part.widths[item.name]))
+            if isinstance(item, (TopK, Threshold)):
+                self._reserve(f"{item.name}.kept", item.kept(part.widths[item.name]) if isinstance(item, TopK) else 1)
             elif isinstance(item, Receive) and part.edges[item.edges[0]].kept:
                 self._reserve(f"{item.name}.kept", part.edges[item.edges[0]].kept)
         starts = itertools.accumulate((floats_in([each]) for each in part.layout), initial=0)
@@ -130,8 +136,9 @@ class Program:
                     yield [COPY, place, NOWHERE, NOWHERE, out, inputs, width, 0, 0, column, 0]
                     column += inputs
             case TopK():
-                kept, detail = item.kept(width), self.places[f"{item.name}.kept"]
-                yield [TOP_K, places[0], NOWHERE, NOWHERE, out, width, width, kept, 0, detail, 0]
+                yield [TOP_K, *self._passing(item, places[0], out, width, item.kept(width))]
+            case Threshold():
+                yield [THRESHOLD, *self._passing(item, places[0], out, width, 0)]
             case Slice():
                 yield [SLICE, places[0], NOWHERE, NOWHERE, out, widths[0], width, 0, 0, item.first, 0]
             case Gate():
@@ -157,6 +164,12 @@ class Program:
             detail = self.places[f"{item.value}.kept"]
             return [SEND_KEPT, place, NOWHERE, NOWHERE, 0, width, kept, *boxes, detail, half]
         return [SEND, place, NOWHERE, NOWHERE, 0, width, 0, *boxes, 0, half]
+
+    def _passing(self, item: TopK | Threshold, a: int, out: int, width: int, kept: int) -> list[int]:
+        """The columns behind the kind."""
+        assert self.estimates
+        number, detail = self.estimates.names.index(item.name), self.places[f"{item.name}.kept"]
+        return [a, NOWHERE, NOWHERE, out, width, width, kept, number, detail, MEASURE * self.estimates.learning]
 
     def _received(self, item: Receive, out: int) -> Iterator[list[int]]:
         """What puts a value together at ``out``."""

@@ -17,12 +17,14 @@ from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.compiled.aligned import aligned
 from ssmpi.core.errors import DataError
 from ssmpi.model import blas, brgemm, custom_code, kernels
+from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import CompiledStep
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network, floats_in
 from ssmpi.model.parameters import by_name
 from ssmpi.model.part import Part, whole
 from ssmpi.model.program import Program
+from ssmpi.model.top_k import LAPLACE, check_exact, scored
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -46,21 +48,39 @@ class Replica:
         self.vector = self.weights[: initial.size]
         if not self.memory.kept:
             self.vector[:] = initial
+        self.measured, self.estimates = Estimates(network, learning=True), Estimates(network)
+
+    def measure_in(self, values: np.ndarray) -> None:
+        """Let thread models keep what they measure in ``values``, as in ``Estimates``."""
+        self.measured = Estimates(self.network, learning=True, given=values)
+
+    def scoring_model(self, mode: str, vector: np.ndarray | None = None) -> ThreadModel:
+        """As ``thread_model``, to score only: with the network that ``top_k.scored`` gives for a ``mode``, by the
+        common ``estimates``. DataError if they are needed and not known.
+        """
+        given = Estimates(scored(self.network, mode), given=self.estimates.values.copy())
+        if mode == LAPLACE:
+            given.check()
+        return ThreadModel(given.network, self.vector if vector is None else vector, self.precision, given)
 
     def thread_model(self, vector: np.ndarray | None = None) -> ThreadModel:
         """The network over ``vector``, float32 (parameters of the network,), with gradients of its own; by default over
         the live one, which must hold all parameters.
         """
         assert vector is not None or self.owned.complete, "another rank owns some of the parameters"
-        return ThreadModel(self.network, self.vector if vector is None else vector, self.precision)
+        vector = self.vector if vector is None else vector
+        return ThreadModel(self.network, vector, self.precision, self.measured)
 
     def datasets(self, vector: np.ndarray) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
-        """What to save of ``vector``, float32 (parameters of the network,): views by parameter, no attributes."""
-        return [(name, values, {}) for name, values in by_name(self.network.layout, vector)]
+        """What to save: of ``vector``, float32 (parameters of the network,), views by parameter, and the estimates; no
+        attributes.
+        """
+        views = by_name(self.network.layout, vector)
+        return [*((name, values, {}) for name, values in views), *self.estimates.datasets()]
 
     def load(self, path: Path) -> np.ndarray:
-        """Read what is owned of a model that was saved as ``datasets`` of all parameters; DataError if it is another
-        model.
+        """Read what is owned of a model that was saved as ``datasets`` of all parameters, and take its estimates;
+        DataError if it is another model.
         """
         vector, shapes = np.empty_like(self.vector), dict(self.network.layout)
         with h5py.File(path, "r", locking=False) as saved:
@@ -72,26 +92,37 @@ class Replica:
                         "model.top to what it was trained with"
                     )
                 values[...] = self.owned.rows_of(name, saved[name][()])
+            for estimates in (self.estimates, self.measured):
+                estimates.load(saved)
         return vector
 
 
 class ThreadModel:
-    """A network over ``weights``, float32 (parameters,), with gradients of its own. Create it on its worker thread."""
+    """A network over ``weights``, float32 (parameters,), with gradients of its own. ``estimates`` learn in training, or
+    are those to score with, where it counts. Create it on its worker thread.
+    """
 
     _compiled: CompiledStep | None = None
 
-    def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:
+    def __init__(
+        self, network: Network, vector: np.ndarray, precision: str, estimates: Estimates | None = None
+    ) -> None:  # fmt: skip
         self._network, self.weights, self._gradients, self._owned = network, vector, aligned(vector.shape), vector.size
         self._gradients.fill(0.0)
         self._step: Step
         sgemm = None if custom_code.own_operators(network.operators) else blas.sgemm()
-        compiled = CompiledStep(Program(network), *self.arrays, sgemm) if sgemm else None
+        if not sgemm:
+            check_exact(network)
+        self.estimates = estimates or Estimates(network)
+        scoring = None if self.estimates.learning else self.estimates
+        compiled = CompiledStep(Program(network, estimates=scoring), *self.arrays, sgemm) if sgemm else None
         self._score = compiled.score if compiled else self._by_torch
-        if sgemm and (found := brgemm.kernels(precision)):
-            self._step = self._compiled = CompiledStep(Program(network, precision), *self.arrays, sgemm, found)
-        elif compiled and precision == "fp32":
-            self._step = self._compiled = compiled
+        found = brgemm.kernels(precision) if sgemm else None
+        if sgemm and (found or precision == "fp32"):
+            program = Program(network, precision, self.estimates)
+            self._step = self._compiled = CompiledStep(program, *self.arrays, sgemm, found or brgemm.NONE)
         else:
+            check_exact(network)
             from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds
 
             weights, gradients = (by_name(network.layout, array) for array in self.arrays)

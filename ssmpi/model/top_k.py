@@ -1,5 +1,5 @@
-"""The operator ``TopK``, which passes on only an example's largest values, and the setting that inserts it: DCT's for
-model parallelism (Gupta et al., arXiv 2010.08899, Algorithm 2), where edges of a group send no more than it passes on.
+"""Operators that pass on only an example's largest values, and the settings that insert them: DCT's for model
+parallelism (Gupta et al., arXiv 2010.08899, Algorithm 2), where edges of a group send no more than ``TopK`` passes on.
 The gradient takes the places of the values; there is neither a residual nor a selection of its own.
 """
 
@@ -37,9 +37,51 @@ class TopK(Operator):
         return Form(width)
 
 
-def with_top_k(network: Network, texts: Sequence[str]) -> Network:
-    """The network with a ``TopK`` behind operators, each named by a text ``OPERATOR: SHARE``, that all its readers read
-    instead. SettingsError names the text at fault.
+@dataclass(frozen=True)
+class Threshold(Operator):
+    """Of an example's values, those at least as large as a threshold below which the ``share`` of all values is
+    expected; the others become 0. ``estimates`` has the threshold.
+    """
+
+    share: float
+
+    form = TopK.form
+
+
+EXACT, LAPLACE, OFF = "exact", "laplace", "off"
+MODES: dict[str, type[TopK] | type[Threshold]] = {EXACT: TopK, LAPLACE: Threshold}
+
+
+def passing(network: Network) -> list[TopK | Threshold]:
+    """The network's operators of either kind."""
+    return [operator for operator in network.operators if isinstance(operator, (TopK, Threshold))]
+
+
+def check_exact(network: Network) -> None:
+    """SettingsError if the network has thresholds: torch, which computes it, has none."""
+    if found := [operator.name for operator in network.operators if isinstance(operator, Threshold)]:
+        raise SettingsError(
+            f"the thresholds of {', '.join(found)} are known to compiled code only, and torch computes this network "
+            f"here (custom operators, or this processor): set model.top_k_training and top_k_scoring to '{EXACT}'"
+        )
+
+
+def scored(network: Network, mode: str) -> Network:
+    """The network with which to score: ``exact``, ``laplace`` or ``off``."""
+    if not passing(network):
+        return network
+    operators = (
+        MODES.get(mode, TopK)(item.name, item.inputs, 0.0 if mode == OFF else item.share)
+        if isinstance(item, (TopK, Threshold))
+        else item
+        for item in network.operators
+    )
+    return Network(tuple(operators), network.inputs)
+
+
+def with_top_k(network: Network, texts: Sequence[str], mode: str = EXACT) -> Network:
+    """The network with a ``TopK``, or in the mode ``laplace`` a ``Threshold``, behind operators, each named by a text
+    ``OPERATOR: SHARE``, that all its readers read instead. SettingsError names the text at fault.
     """
     if not texts:
         return network
@@ -49,7 +91,7 @@ def with_top_k(network: Network, texts: Sequence[str]) -> Network:
         inputs = tuple(name + SUFFIX if name in shares else name for name in operator.inputs)
         found.append(operator if inputs == operator.inputs else replace(operator, inputs=inputs))
         if operator.name in shares:
-            found.append(TopK(operator.name + SUFFIX, (operator.name,), shares[operator.name]))
+            found.append(MODES[mode](operator.name + SUFFIX, (operator.name,), shares[operator.name]))
     return Network(tuple(found), network.inputs)
 
 
@@ -76,13 +118,17 @@ def _shares(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
 
 
 def describe(network: Network) -> list[str]:
-    """How many values each ``TopK`` passes on, one line each."""
+    """How many values each passes on, one line each."""
     by_name = {operator.name: operator for operator in network.operators}
     lines = []
     for operator in network.operators:
-        if isinstance(operator, TopK):
+        if isinstance(operator, (TopK, Threshold)):
             source, width = by_name.get(operator.inputs[0]), network.widths[operator.name]
             relu = isinstance(source, Linear) and source.activation == "relu"
             note = "" if relu else f" ({operator.inputs[0]} has no ReLU: large negative values pass, too)"
-            lines.append(f"{operator.name} keeps {operator.kept(width)} of {width} values{note}")
+            if isinstance(operator, TopK):
+                lines.append(f"{operator.name} keeps {operator.kept(width)} of {width} values{note}")
+            else:
+                kept = f"about {width * (1 - operator.share):.3g} of {width} values, by a threshold"
+                lines.append(f"{operator.name} keeps {kept}{note}: how many varies, so edges of a group send all")
     return lines

@@ -1,4 +1,4 @@
-"""The loops of ``TopK``, compiled and run without the GIL.
+"""The loops of ``TopK`` and ``Threshold``, compiled and run without the GIL.
 
 Numbers that are not negative are ordered as their bits are. So the smallest number that passes is found by counting
 how many are at least as large as a guess, in whole vectors: the guess begins at the one of the example before, leaps
@@ -8,12 +8,16 @@ further and further up or down, and is bisected once it has leapt over. The 13 l
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numba import njit
 
-from ssmpi.model.program import ADD_A, BY_A, DETAIL, FLAGS, INPUTS, KEPT
+from ssmpi.model.estimates import BATCHES, COLUMNS, MEMORY, NONZERO, PASSED, SHARE, SIZE, VALUES
+from ssmpi.model.kernels import SUMS
+from ssmpi.model.program import ADD_A, BY_A, DETAIL, ESTIMATE, FLAGS, INPUTS, KEPT, KIND, MEASURE, TOP_K
 
-SIZE = np.int32(0x7FFFFFFF)  # the bits of a float32 but its sign
+UNSIGNED = np.int32(0x7FFFFFFF)  # the bits of a float32 but its sign
 NAN = np.int32(0x7F800001)  # the smallest of all NaNs, which stands for all of them
 LEAP = 1 << 18  # in bits: a thirty-second of a factor of two
 
@@ -55,7 +59,7 @@ def strongest(x: np.ndarray, kept: int, out: np.ndarray, places: np.ndarray) -> 
     sizes, found = np.empty(width, np.int32), np.empty(width + 1, np.int32)
     for b in range(x.shape[0]):
         for i in range(width):
-            sizes[i] = min(x[b, i] & SIZE, NAN)
+            sizes[i] = min(x[b, i] & UNSIGNED, NAN)
             out[b, i] = 0
         least = smallest_kept(sizes, kept, least)
         count, left = np.uintp(0), kept
@@ -84,6 +88,43 @@ def by_strongest(by_out: np.ndarray, places: np.ndarray, out: np.ndarray, add: b
             out[b, place] = by_out[b, place] + (out[b, place] if add else np.float32(0.0))
 
 
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def measure(x: np.ndarray, own: np.ndarray) -> None:
+    """Let x float32 (size,) improve the means of an operator's ``own`` estimates."""
+    nonzero, total = 0, 0.0
+    for i in range(x.shape[0]):
+        total += abs(x[i])
+        nonzero += x[i] != 0.0
+    own[BATCHES] = min(own[BATCHES] + 1.0, MEMORY)
+    own[NONZERO] += (nonzero / x.size - own[NONZERO]) / own[BATCHES]
+    own[SIZE] += (total / x.size - own[SIZE]) / own[BATCHES]
+
+
+@njit(cache=True, nogil=True)
+def count_passed(out: np.ndarray, own: np.ndarray) -> None:
+    """Count which of the values ``out`` float32 (size,) of an operator are not 0."""
+    passed = 0
+    for i in range(out.shape[0]):
+        passed += out[i] != 0.0
+    own[VALUES] += out.size
+    own[PASSED] += passed
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def threshold(own: np.ndarray) -> float:
+    """Of an operator's ``own`` estimates."""
+    ratio = own[NONZERO] / (1.0 - own[SHARE])
+    return own[SIZE] / own[NONZERO] * math.log(ratio) if ratio > 1.0 else 0.0
+
+
+@njit(cache=True, nogil=True)
+def where_large(x: np.ndarray, least: float, values: np.ndarray, out: np.ndarray, add: bool) -> None:
+    """out (size,) = values where x is at least so large or NaN, otherwise 0; ``add`` accumulates. All float32."""
+    for i in range(x.shape[0]):
+        passed = np.float32(0.0) if abs(x[i]) < least else values[i]
+        out[i] = passed + out[i] if add else passed
+
+
 @njit(cache=True, nogil=True, inline="always")
 def _kept_places(row: np.ndarray, n: int, values: np.ndarray) -> np.ndarray:
     """int32 (n, kept): where the instruction ``row`` has them in the buffer of values."""
@@ -91,16 +132,32 @@ def _kept_places(row: np.ndarray, n: int, values: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def forward(row: np.ndarray, n: int, x: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
-    """Execute one instruction ``row`` on ``n`` examples, from its input ``x`` to its output; both are flat."""
-    shape = n, row[INPUTS]
-    given, passed = x.view(np.int32).reshape(shape), out.view(np.int32).reshape(shape)
-    strongest(given, row[KEPT], passed, _kept_places(row, n, values))
+def forward(
+    row: np.ndarray, n: int, x: np.ndarray, values: np.ndarray, out: np.ndarray, estimates: np.ndarray
+) -> None:  # fmt: skip
+    """Execute one instruction ``row`` on ``n`` examples, from its input ``x`` to its output; all arrays are flat."""
+    shape, own, learning = (n, row[INPUTS]), estimates[row[ESTIMATE] * COLUMNS :], row[FLAGS] & MEASURE != 0
+    if learning:
+        measure(x, own)
+    if row[KIND] == TOP_K:
+        given, passed = x.view(np.int32).reshape(shape), out.view(np.int32).reshape(shape)
+        strongest(given, row[KEPT], passed, _kept_places(row, n, values))
+    else:
+        least = np.float32(threshold(own))
+        values[n * row[DETAIL]] = least  # for the backward pass: other threads may change the estimates meanwhile
+        where_large(x, float(least), x, out, False)
+    if not learning:
+        count_passed(out, own)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def backward(row: np.ndarray, n: int, by_x: np.ndarray, values: np.ndarray, by_out: np.ndarray) -> None:
+def backward(
+    row: np.ndarray, n: int, x: np.ndarray, by_x: np.ndarray, values: np.ndarray, by_out: np.ndarray
+) -> None:  # fmt: skip
     """From the gradient of the instruction's output to that of its input."""
     if row[FLAGS] & BY_A:
         shape, add = (n, row[INPUTS]), row[FLAGS] & ADD_A != 0
-        by_strongest(by_out.reshape(shape), _kept_places(row, n, values), by_x.reshape(shape), add)
+        if row[KIND] == TOP_K:
+            by_strongest(by_out.reshape(shape), _kept_places(row, n, values), by_x.reshape(shape), add)
+        else:
+            where_large(x, values[n * row[DETAIL]], by_out, by_x, add)

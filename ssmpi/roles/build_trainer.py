@@ -89,6 +89,8 @@ def dense_model(
     replica = fresh_replica(
         config, reader, config.run.seed, memory.part("replica", shared=shared), config.parts[world.group.rank]
     )
+    if replica.measured.names:
+        replica.measure_in(memory.array("estimates", replica.measured.values.shape, "float64"))
     if start.checkpoint:
         replica.vector[:] = replica.load(start.checkpoint / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))

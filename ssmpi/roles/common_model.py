@@ -10,31 +10,36 @@ import numpy as np
 from ssmpi.comm.waiting import WaitOptions, wait
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
-    from ssmpi.model.parameters import OwnedParameters
+    from ssmpi.comm.world import World
+    from ssmpi.model.replica import Replica
     from ssmpi.sync import Synchronizer
 
 
 @dataclass(frozen=True)
 class CommonModel:
-    """Of all replicas, by rounds of the ``synchronizer``, and of all members of a ``group``, each of which has what it
-    has ``owned``. Every trainer makes the same calls, while training is paused.
+    """Of all replicas, by rounds of the ``synchronizer``, and of all members of a group, each of which has what its
+    ``replica`` owns. Every trainer makes the same calls, while training is paused.
     """
 
     synchronizer: Synchronizer
-    owned: OwnedParameters
-    group: Conversation
+    replica: Replica
+    world: World
     waiting: WaitOptions
 
     def weights(self) -> np.ndarray:
-        """float32 (parameters of the network,)."""
+        """float32 (parameters of the network,). The replica takes the common estimates, too."""
+        if len(self.replica.estimates.values):
+            sums = self.replica.measured.weighted()
+            wait(self.world.trainers.iallreduce(sums), self.waiting, "the other trainers (to gather estimates)")
+            self.replica.estimates.take_mean(sums)
         return self.gathered(self.synchronizer.model())
 
     def gathered(self, vector: np.ndarray) -> np.ndarray:
         """The whole of what every member of the group has in its ``vector``, float32 (owned parameters,)."""
-        if self.owned.complete:
+        owned = self.replica.owned
+        if owned.complete:
             return vector
-        whole = self.owned.within(vector)
+        whole = owned.within(vector)
         bits = whole.view(np.uint32)  # summed with zeros they stay as they are; -0.0 would not
-        wait(self.group.iallreduce(bits), self.waiting, "the other members of its group (to gather the model)")
+        wait(self.world.group.iallreduce(bits), self.waiting, "the other members of its group (to gather the model)")
         return whole

@@ -18,6 +18,7 @@ from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
 from ssmpi.host.clock import Clock
 from ssmpi.metrics.results import RunResults, Scored
+from ssmpi.model.estimates import VALUES
 from ssmpi.roles.shard_check import check, share
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ssmpi.core.run_options import EvaluateOptions
     from ssmpi.core.stop import Stop
     from ssmpi.data.schema import Manifest
+    from ssmpi.model.estimates import Estimates
     from ssmpi.model.replica import ThreadModel
 
 EVALUATION_THREADS = 500  # message tags of evaluating threads start here, after the worker threads'
@@ -32,13 +34,13 @@ EVALUATION_THREADS = 500  # message tags of evaluating threads start here, after
 
 @dataclass
 class Evaluator:
-    """Scores splits of the data in ``folder``. ``lookups`` and ``thread_model`` create each thread's own objects."""
+    """Scores splits of the data in ``folder``. ``lookups`` and ``scoring_model`` create each thread's own objects."""
 
     options: EvaluateOptions
     folder: Path
     world: World
     lookups: Callable[[int], Lookups]
-    thread_model: Callable[[np.ndarray], ThreadModel]
+    scoring_model: Callable[[np.ndarray], ThreadModel]
     stop: Stop
     _checked: set[str] = field(default_factory=set, init=False)
 
@@ -49,8 +51,10 @@ class Evaluator:
         """
         reader = SplitReader(self.folder, split, 16 * self.options.batch_size)
         trainers, parts = self.world.trainers, [Quality() for _ in range(self.world.topology.threads)]
+        counted: list[Estimates] = []
         threads = [
-            start(self.world, f"evaluate {k}", self._score, reader, vector, k, part) for k, part in enumerate(parts)
+            start(self.world, f"evaluate {k}", self._score, reader, vector, k, (part, counted))
+            for k, part in enumerate(parts)
         ]
         if split not in self._checked:
             shards = share(range(len(reader.shards)), set(), trainers.rank, trainers.size)
@@ -62,17 +66,24 @@ class Evaluator:
         mine = Quality()
         for part in parts:
             mine.merge(part)
-        words = np.concatenate([[float(self.stop.stopping)], mine.sums, mine.histogram.reshape(-1)])
+        passed = np.sum([estimates.values[:, VALUES:] for estimates in counted], axis=0)
+        words = np.concatenate([[float(self.stop.stopping)], mine.sums, mine.histogram.reshape(-1), passed.reshape(-1)])
         wait(trainers.iallreduce(words), waiting, "the other trainers (to evaluate)")
         if words[0]:
             return None
-        edge = words.size - 2 * BINS
-        quality = Quality(words[edge:].astype(np.int64).reshape(2, BINS), words[1:edge])
-        return {"rows": float(words[1]), **quality.compute()}
+        end = words.size - passed.size
+        edge = end - 2 * BINS
+        quality = Quality(words[edge:end].astype(np.int64).reshape(2, BINS), words[1:edge])
+        densities = counted[0].densities(words[end:].reshape(passed.shape))
+        return {"rows": float(words[1]), **quality.compute(), **densities}
 
-    def _score(self, reader: SplitReader, vector: np.ndarray, thread: int, quality: Quality) -> None:
-        """One thread's share: every ``threads * trainers``-th block."""
-        model, lookups = self.thread_model(vector), self.lookups(EVALUATION_THREADS + thread)
+    def _score(
+        self, reader: SplitReader, vector: np.ndarray, thread: int, found: tuple[Quality, list[Estimates]]
+    ) -> None:  # fmt: skip
+        """One thread's share: every ``threads * trainers``-th block; what it ``found``."""
+        model, lookups = self.scoring_model(vector), self.lookups(EVALUATION_THREADS + thread)
+        quality, counted = found
+        counted.append(model.estimates)
         trainers, threads = self.world.trainers, self.world.topology.threads
         first, step = trainers.rank * threads + thread, trainers.size * threads
         for batch, rows in lookups.prefetched(self._batches(reader, range(first, len(reader.blocks), step))):

@@ -16,6 +16,7 @@ import numpy as np
 
 from ssmpi.comm.mailbox import Mailboxes
 from ssmpi.comm.mover import Mover
+from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HelperModel, HomeModel, HomeOptimizer
 from ssmpi.model.messages import Channel
@@ -134,13 +135,14 @@ class GroupLanes:
             thread.join()
             self._mover = None
 
-    def _of_lane(self, home: int, thread: int) -> tuple[Part, np.ndarray, str, Channel]:
+    def _of_lane(self, home: int, thread: int) -> tuple[Part, np.ndarray, str, Channel, Estimates]:
         """What a model of a lane is made of."""
         lane = self._lanes.index((home, thread))
         first, last = self._borders[lane : lane + 2]
         addresses, boxes = self._mailboxes.addresses[first:last], self._mailboxes
         channel = Channel(addresses, boxes.limit, lambda number, code: boxes.error(first + number, code))
-        return self._parts[home], self._replica.weights, self._replica.precision, channel
+        replica = self._replica
+        return self._parts[home], replica.weights, replica.precision, channel, replica.measured
 
 
 def of(config: Config, world: World, replica: Replica) -> Lanes:

@@ -77,7 +77,7 @@ class Trainer:
         live = LiveState(
             self.replica, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
         )
-        self._model = CommonModel(self.synchronizers[0], self.replica.owned, world.group, config.waiting)
+        self._model = CommonModel(self.synchronizers[0], self.replica, world, config.waiting)
         build_trainer.resume(config, world, saved, live, self.synchronizers[0])
         self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
         self._results = build_trainer.results(config, rows, saved, self._recovery) if world.index == 0 else None
@@ -89,9 +89,8 @@ class Trainer:
         context = build_trainer.save_context(config, world, folder, self.tables, self._stop, memory)
         logbook = self._results.logbook if self._results else None
         self._checkpoints = CheckpointManager(context, logbook, self.progress.examples_of_all)
-        evaluator = Evaluator(
-            config.evaluate, self._reader.folder, world, self.tables.lookups, self.replica.thread_model, self._stop
-        )
+        scoring = partial(self.replica.scoring_model, config.model.top_k_scoring)
+        evaluator = Evaluator(config.evaluate, self._reader.folder, world, self.tables.lookups, scoring, self._stop)
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results)
         selected = saved.state.get(SELECTION) if saved else None
         self._selection = ModelSelection(

@@ -214,7 +214,9 @@ class LockstepRun:
         """Metrics on one split, of the common model or of dense weights ``vector``; TrainingError if a score is not
         finite.
         """
-        model = self.trainers[0].replica.thread_model(self.rounds.model() if vector is None else vector)
+        first = self.trainers[0].replica
+        first.estimates.take_mean(np.sum([trainer.replica.measured.weighted() for trainer in self.trainers], axis=0))
+        model = first.scoring_model(self.config.model.top_k_scoring, self.rounds.model() if vector is None else vector)
         size, quality, lookups = self.config.evaluate.batch_size, Quality(), self.lookups(0)
         reader = SplitReader(self._reader.folder, split, 16 * size)
         rows_of = (batch for block in reader.blocks for batch in batches(reader.read(block), size))

@@ -7,22 +7,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_network import NAMED, write_own
+from runs import train_over_threads, write_run_file
 from test_model import autograd
 
-from ssmpi.core.errors import SettingsError
+from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.model import blas, brgemm, graph, initial
 from ssmpi.model.autograd_step import AutogradStep
+from ssmpi.model.estimates import VALUES, Estimates
 from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Linear, Network
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
 from ssmpi.model.program import Program
 from ssmpi.model.reference import output
+from ssmpi.model.replica import Replica
 from ssmpi.model.top_k import TopK, describe, with_top_k
-from ssmpi.model.top_k_kernels import by_strongest, strongest
+from ssmpi.model.top_k_kernels import by_strongest, measure, strongest, threshold, where_large
 from ssmpi.model.zoo import network_of
+from ssmpi.tools import score
 
-VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -3.5, 1e-45, 1e38, np.inf, -np.inf, np.nan, -np.nan])
+NUMBERS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -3.5, 1e-45, 1e38, np.inf, -np.inf, np.nan, -np.nan])
 
 
 def mask_of(x, kept):
@@ -39,7 +44,7 @@ def test_both_forms_pass_the_strongest_values_and_their_gradients(data, width, s
     """To the bit, of numbers that tie, zeros, infinities and NaNs; rows after the first begin at its threshold."""
     draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     x = draw.normal(size=(4, width)).astype(np.float32)
-    special = np.array(data.draw(st.lists(VALUES, min_size=1, max_size=8)), np.float32)
+    special = np.array(data.draw(st.lists(NUMBERS, min_size=1, max_size=8)), np.float32)
     at = draw.random(x.shape) < data.draw(st.sampled_from([0.0, 0.1, 0.9, 1.0]))
     x[at] = special[draw.integers(len(special), size=at.sum())]
     by_out = draw.normal(size=x.shape).astype(np.float32)
@@ -148,6 +153,11 @@ def test_it_is_inserted_saved_and_described():
     assert inputs["top.0"] == ("pairs.top_k",)
     assert graph.from_json(graph.as_json(network)) == network
     assert graph.difference(graph.as_json(before), graph.as_json(network))
+    assert describe(
+        network_of(ModelOptions(top_k=("bottom.2: 0.95",), top_k_training="laplace"), Inputs(13, 26, 16))
+    ) == [
+        "bottom.2.top_k keeps about 12.8 of 256 values, by a threshold: how many varies, so edges of a group send all"
+    ]
     assert describe(network) == [
         "bottom.0.top_k keeps 71 of 100 values",  # a float's 100 x 0.29 is less than 29
         "pairs.top_k keeps 5 of 10 values (pairs has no ReLU: large negative values pass, too)",
@@ -176,3 +186,137 @@ def test_bad_settings_are_refused(texts, message):
 def test_an_operator_of_ones_own_checks_its_share():
     with pytest.raises(SettingsError, match=r"operator 't' \(TopK\): share is at least 0 and less than 1, got 95"):
         Network((TopK("t", (ROWS,), 95.0), Linear("logit", ("t",), 1)), INPUTS)
+
+
+LAPLACE = with_top_k(Network(NARROW, INPUTS), ["a: 0.9", "b: 0.5"], "laplace")
+
+
+def formula(nonzero, size, share):
+    """The threshold, as the issue of it has it: of the positive values after a ReLU, of all sizes without one."""
+    return size / nonzero * np.log(nonzero / (1 - share)) if nonzero > 1 - share else 0.0
+
+
+@pytest.mark.parametrize(
+    ("draw", "found"),
+    [
+        (lambda draw: np.maximum(draw.laplace(size=400_000), 0), 0.050),
+        (lambda draw: np.maximum(draw.normal(size=400_000), 0), 0.033),
+        (lambda draw: draw.laplace(size=400_000), 0.050),
+        (lambda draw: np.maximum(draw.normal(size=400_000) - 2, 0), 0.023),  # fewer are positive than may pass
+    ],
+)
+def test_a_threshold_lets_about_the_wanted_share_pass(draw, found):
+    x = draw(np.random.default_rng(1)).astype(np.float32)
+    own = Estimates(with_top_k(Network(NARROW, INPUTS), ["a: 0.95"])).values[0]
+    measure(x, own)
+    out = np.empty_like(x)
+    where_large(x, threshold(own), x, out, False)
+    assert np.mean(out != 0) == pytest.approx(found, abs=0.001)
+    wanted = formula(np.mean(x != 0), np.abs(x.astype(np.float64)).mean(), 0.95)
+    assert threshold(own) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_means_are_of_all_batches_and_of_all_trainers():
+    draw, network = np.random.default_rng(1), with_top_k(Network(NARROW, INPUTS), ["a: 0.95"])
+    each, common = [Estimates(network, learning=True) for _ in range(3)], Estimates(network)
+    batches = np.maximum(draw.normal(size=(5, 640)), 0).astype(np.float32)
+    for number, batch in enumerate(batches):
+        measure(batch, each[number // 3].values[0])  # the third trainer has none
+    common.take_mean(np.sum([own.weighted() for own in each], axis=0))
+    np.testing.assert_allclose(common.values[0, :3], [5, (batches != 0).mean(), batches.mean()], rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 70])
+def test_training_by_thresholds_has_the_gradients_of_autograd(batch):
+    """The threshold is that of what has been measured, with this batch; torch's operators are given the same."""
+    vector, *arrays = whole_numbers(LAPLACE, batch)
+    parameters = {name: torch.from_numpy(value) for name, value in by_name(LAPLACE.layout, vector)}
+    leaf = torch.from_numpy(arrays[1]).requires_grad_()
+    for value in parameters.values():
+        value.requires_grad_()
+    x, taus = {DENSE: torch.from_numpy(arrays[0])}, []
+    for name, share in (("a", 0.9), ("b", 0.5)):
+        source = DENSE if name == "a" else "a"
+        x[name] = x[source] @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
+        x[name] = x[name].relu() if name == "a" else x[name]
+        taus.append(formula((x[name] != 0).double().mean().item(), x[name].abs().double().mean().item(), share))
+        x[name] = x[name] * (x[name].abs() >= taus[-1]).detach()
+    logits = torch.cat([x["b"], x["a"], leaf.flatten(1)], dim=1) @ parameters["logit.weight"].T
+    logits = (logits + parameters["logit.bias"]).squeeze(1)
+    torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(arrays[2])).backward()
+    gradients, estimates = np.zeros_like(vector), Estimates(LAPLACE, learning=True)
+    step = CompiledStep(Program(LAPLACE, "fp32", estimates), vector, gradients, blas.sgemm())
+    found = step(*arrays)
+    step.finish()
+    np.testing.assert_array_equal(found[0], logits.detach().numpy())
+    assert [threshold(row) for row in estimates.values] == pytest.approx(taus)
+    expected = np.concatenate([value.grad.numpy().ravel() for value in parameters.values()])
+    for value, wanted in ((found[1], leaf.grad.numpy()), (gradients, expected)):
+        np.testing.assert_allclose(value, wanted, rtol=1e-2, atol=1e-2 * np.abs(wanted).max())
+
+
+def test_a_model_is_scored_exactly_by_thresholds_or_without():
+    network = with_top_k(Network(NARROW, INPUTS), ["a: 0.9"])
+    vector, dense, rows, labels = whole_numbers(network, 70)
+    replica = Replica(network, "fp32", 1)
+    replica.vector[:] = vector
+    with pytest.raises(DataError, match=r"the model has no thresholds of a.top_k: it was saved without them"):
+        replica.scoring_model("laplace")
+    model = replica.thread_model()
+    model.forward_backward(dense, rows, labels)
+    replica.estimates.take_mean(replica.measured.weighted())
+    before, scored = replica.measured.values.copy(), {}
+    for mode in ("exact", "laplace", "off"):
+        other = replica.scoring_model(mode)
+        scored[mode] = other.score(dense, rows)
+        counts = other.estimates.values[:, VALUES:]
+        scored[f"{mode} density"] = other.estimates.densities(counts)["density a.top_k"]
+    plain = Replica(Network(NARROW, INPUTS), "fp32", 1)
+    plain.vector[:] = vector
+    np.testing.assert_array_equal(scored["exact"], model.score(dense, rows))
+    np.testing.assert_array_equal(scored["off"], plain.thread_model().score(dense, rows))
+    assert scored["exact density"] <= 0.1 < scored["off density"]
+    assert 0.05 < scored["laplace density"] < 0.2
+    assert len({values.tobytes() for name, values in scored.items() if "density" not in name}) == 3
+    np.testing.assert_array_equal(replica.measured.values, before)  # scoring measures nothing
+
+
+CUBE = """
+from dataclasses import dataclass
+from ssmpi.model.network import ROWS, Form, Linear, Network, Operator
+
+@dataclass(frozen=True)
+class Cube(Operator):
+    def form(self, width):
+        return Form(width)
+
+    def by_torch(self, parameters, x):
+        return x**3
+
+def network(inputs):
+    return Network((Cube("cube", (ROWS,)), Linear("logit", ("cube",), 1)), inputs)
+"""
+
+
+@pytest.mark.parametrize("setting", ["model.top_k_training=laplace", "model.top_k_scoring=laplace"])
+def test_custom_operators_refuse_thresholds(setting, tmp_path, small_data):
+    """Torch computes them."""
+    write_own(tmp_path, CUBE)
+    config = write_run_file(tmp_path, small_data, NAMED, "model.top_k=['cube: 0.5']", setting)
+    with pytest.raises(SettingsError, match=r"the thresholds of cube.top_k are known to compiled code only"):
+        config.network  # noqa: B018 - composed when it is asked for
+
+
+def test_members_of_a_group_train_and_score_by_thresholds(tmp_path, small_data, alone, capsys):
+    """One of them measures; both score; the model has the thresholds, by which it is scored later."""
+    group = ("topology.trainers=2", "topology.group=2", "hierarchy.plan=stages", "topology.embedding_ps=1")
+    modes = ("model.top_k=['bottom.0: 0.75']", "model.top_k_training=laplace", "model.top_k_scoring=laplace")
+    run = train_over_threads(tmp_path, small_data, *group, *modes)
+    quality, saved = run.quality("test"), run.dense()["bottom.0.top_k.sizes"]
+    assert quality["wanted density bottom.0.top_k"] == 0.25
+    assert 0.1 < quality["density bottom.0.top_k"] < 0.4
+    assert saved[0] > 0
+    assert score.evaluate(run.folder, "test", None) == 0
+    shown = capsys.readouterr().out
+    assert f"NE {quality['ne']:.5f}" in shown
+    assert f"bottom.0.top_k passes {quality['density bottom.0.top_k']:.2%} (25.00% wanted)" in shown

@@ -1,0 +1,90 @@
+"""How large the values are that a network's ``TopK`` and ``Threshold`` operators take: measured in training, they give
+each a threshold that lets about as many values pass as the largest ones would be, without a selection by example.
+
+After a ReLU values are 0 or positive, and the positive ones roughly exponential. If p is the share of values that are
+not 0, and b their mean size, a share 1 - s of all values is larger than b ln(p / (1 - s)). Without a ReLU p is 1, and
+this is the threshold of Laplace's distribution, -b ln(1 - s) (Gupta et al., arXiv 2010.08899, section 2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ssmpi.core.errors import DataError
+from ssmpi.model.network import Network
+from ssmpi.model.top_k import EXACT, LAPLACE, passing
+
+# Columns: how many batches the means are of, at most MEMORY; the share of values that are not 0; the mean size of all;
+# the share to become 0; and, counted while scoring, how many values there were and how many passed as others than 0.
+BATCHES, NONZERO, SIZE, SHARE, VALUES, PASSED = range(6)
+COLUMNS = PASSED + 1
+MEANS = SIZE + 1  # columns that are saved
+MEMORY = 1000.0  # batches, of at most 512 examples: from then on a new one counts a thousandth
+DENSITY, WANTED = "density ", "wanted density "  # metrics, before the operator's name
+SUFFIX = ".sizes"  # behind the operator's name in a saved model
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """``values`` float64 (operators, 6) of a ``network``, in its order. ``learning``: threads measure what they train
+    on, without locks; otherwise they count what passes.
+    """
+
+    network: Network
+    learning: bool = False
+    given: np.ndarray | None = None
+    values: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        shares = [operator.share for operator in passing(self.network)]
+        values = np.zeros((len(shares), COLUMNS)) if self.given is None else self.given
+        values[:, SHARE] = shares
+        object.__setattr__(self, "values", values)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the operators."""
+        return [operator.name for operator in passing(self.network)]
+
+    def weighted(self) -> np.ndarray:
+        """What to sum over trainers for ``take_mean``: each batch counts as much as any other."""
+        sums: np.ndarray = self.values[:, :MEANS] * self.values[:, BATCHES, None]
+        sums[:, BATCHES] = self.values[:, BATCHES]
+        return sums
+
+    def take_mean(self, sums: np.ndarray) -> None:
+        """Become the mean of what all trainers have measured."""
+        batches = sums[:, BATCHES, None]
+        np.divide(sums, batches, out=self.values[:, :MEANS], where=batches > 0)
+        self.values[:, BATCHES] = np.minimum(batches[:, 0], MEMORY)
+
+    def datasets(self) -> list[tuple[str, np.ndarray, dict[str, str]]]:
+        """What to save."""
+        return [(name + SUFFIX, row[:MEANS], {}) for name, row in zip(self.names, self.values, strict=True)]
+
+    def load(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Take what was saved, if it was."""
+        for name, row in zip(self.names, self.values, strict=True):
+            if name + SUFFIX in saved:
+                row[:MEANS] = saved[name + SUFFIX]
+
+    def check(self) -> None:
+        """DataError unless every operator was measured."""
+        missing = [name for name, row in zip(self.names, self.values, strict=True) if not row[BATCHES]]
+        if missing:
+            raise DataError(
+                f"model.top_k_scoring = '{LAPLACE}': the model has no thresholds of {', '.join(missing)}: it was saved "
+                f"without them, or torch computed its steps: set '{EXACT}', or train it again"
+            )
+
+    def densities(self, counts: np.ndarray) -> dict[str, float]:
+        """Which share of its values each has passed, and which was wanted, of ``counts`` float64 (operators, 2): all
+        that were scored, and those that passed.
+        """
+        found: dict[str, float] = {}
+        for name, row, (values, passed) in zip(self.names, self.values, counts, strict=True):
+            found |= {f"{DENSITY}{name}": float(passed / max(1.0, values)), f"{WANTED}{name}": float(1 - row[SHARE])}
+        return found
