@@ -3,8 +3,8 @@
 Gradients are random with heavy tails, like real ones (Student's t with 3 degrees of freedom), new in each turn, and
 copied into place, so each encode reads memory that another loop has just written. Codecs are interleaved. Nanoseconds
 are CPU time, medians over the turns; refreshes, which compute an exact threshold, are listed separately. Then whole
-exchanges are timed at both ends, without the messages between them. ``ssmpi plan --predict`` uses these figures:
-``Codec.nanoseconds`` and the algorithms' ``PASSES``.
+exchanges are timed at both ends, without the messages between them, and then the selection of activations
+(``activations``). ``ssmpi plan --predict`` uses these figures: ``Codec.nanoseconds`` and the algorithms' ``PASSES``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from ssmpi import compress
+from ssmpi.bench import activations
 from ssmpi.bench.options import CompressionOptions
 from ssmpi.compress import CodecOptions, MirrorReceiver, MirrorSender, ShardCodecs
 from ssmpi.core.settings import EXAMPLES
@@ -57,8 +58,8 @@ class CodecCost:
 
 
 def measure(options: CompressionOptions) -> list[CodecCost]:
-    """Print a line for each codec and for its ``exchanges``, and write all of it to ``--out``. SettingsError for an
-    unknown codec.
+    """Print a line for each codec, for its ``exchanges`` and for ``activations``, and write all of it to ``--out``.
+    SettingsError for an unknown codec.
     """
     codecs, entries, rounds, out = options.codecs, options.entries, options.rounds, options.out
     if out:
@@ -82,9 +83,12 @@ def measure(options: CompressionOptions) -> list[CodecCost]:
     print(table(costs, entries, rounds))
     print()
     mirrors = measure_exchanges(codecs, entries, rounds)
+    print()
+    selections = activations.measure(rounds)
     if out:
         both = [asdict(cost) | asdict(exchange) for cost, exchange in zip(costs, mirrors, strict=True)]
-        atomic_file.write(out, json.dumps(both, indent=1) + "\n")
+        body = {"codecs": both, "activations": [asdict(selection) for selection in selections]}
+        atomic_file.write(out, json.dumps(body, indent=1) + "\n")
     return costs
 
 

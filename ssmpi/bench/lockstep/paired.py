@@ -18,6 +18,7 @@ from ssmpi.bench.lockstep.lockstep import CURVE, one
 from ssmpi.bench.lockstep.run import Lockstep
 from ssmpi.core.errors import SettingsError
 from ssmpi.files import atomic_file
+from ssmpi.model.estimates import DENSITY
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -107,8 +108,8 @@ def earlier(out: Path, cases: Sequence[Case], split: str) -> list[dict[str, Any]
 
 def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -> str:
     """One line per case: the differences from the first case in NE and in training loss (the mean over the last quarter
-    of the run, before rows are trained on), paired by seed, with the standard error of the mean; the last column is the
-    median of CPU seconds.
+    of the run, before rows are trained on), paired by seed, with the standard error of the mean; then the median of CPU
+    seconds, and which share of activations has passed in scoring, where a ``TopK`` drops some.
     """
     width, of = max(map(len, names)), {name: [r for r in results if r["case"] == name] for name in names}
     first = of[names[0]]
@@ -124,8 +125,14 @@ def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -
             "reference" if name == names[0] else _change(own, other) for own, other in ((ne, reference), (loss, losses))
         )
         quality = f"{name:{width}}  {ne.mean():10.5f}  {relative:>19}  {fit:>21}  {density:8.4f}"
-        lines.append(f"{quality}  {_traffic(of[name], first)}  {cpu:5.1f}")
+        lines.append(f"{quality}  {_traffic(of[name], first)}  {cpu:5.1f}{_passed(of[name], split)}")
     return "\n".join(lines)
+
+
+def _passed(runs: Sequence[dict[str, Any]], split: str) -> str:
+    """The mean of the runs, by operator."""
+    names = [name for name in runs[0][split] if name.startswith(DENSITY)]
+    return "".join(f"  {name}: {np.mean([run[split][name] for run in runs]):.4f}" for name in names)
 
 
 def _change(own: np.ndarray, other: np.ndarray) -> str:

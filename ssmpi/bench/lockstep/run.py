@@ -44,6 +44,7 @@ from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.model.estimates import VALUES
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import ThreadModel
 from ssmpi.roles.build_trainer import fresh_replica
@@ -224,4 +225,5 @@ class LockstepRun:
             assert batch.labels is not None
             if not np.isfinite(quality.add(model.score(batch.dense, rows.values), batch.labels)):
                 raise TrainingError(f"training has diverged, {split} rows have no scores: lower the learning rates")
-        return {"rows": quality.sums[0], **quality.compute()}
+        densities = model.estimates.densities(model.estimates.values[:, VALUES:])
+        return {"rows": quality.sums[0], **quality.compute(), **densities}

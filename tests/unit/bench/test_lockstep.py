@@ -255,7 +255,7 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
         found = {"push_bytes": 50.0, "pull_bytes": 100.0, "density": 0.05}
         losses = [9.0] * 15 + [ne] * 4 + [ne * ne if other else ne]  # the last quarter counts
         return {
-            "test": {"ne": ne},
+            "test": {"ne": ne} | ({"density a.top_k": seeds[0] / 100} if other else {}),
             "losses": losses,
             "gap": lockstep.gap,
             "staleness": lockstep.staleness,
@@ -265,6 +265,8 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
     monkeypatch.setattr(paired, "one", one)
     paired.measure(cases, "test", 3, tmp_path / "out.json")
     line = capsys.readouterr().out.splitlines()[-1].split()
+    assert line[-3:] == ["density", "a.top_k:", "0.0200"]
+    line = line[:-3]
     expected = np.array([0.8, 1.0, 1.2])
     assert line[-15:-11] == [f"+{expected.mean():.3f}", "±", f"{expected.std(ddof=1) / 3**0.5:.3f}", "%"]
     ratio = 1 + expected / 100
@@ -281,7 +283,7 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
     monkeypatch.setattr(paired, "one", lambda *of: made.append(of[1].dense) or one(*of))
     paired.measure(cases, "test", 3, tmp_path / "out.json")
     assert made == [2, 2], "the others are kept"
-    assert capsys.readouterr().out.splitlines()[-1].split()[:-1] == line[:-1]
+    assert capsys.readouterr().out.splitlines()[-1].split()[:-4] == line[:-1]
     changed = [replace(case, config=write_run_file(tmp_path, small_data, "dense.rate=0.125")) for case in cases]
     with pytest.raises(SettingsError, match=r"'as given' ran with dense\.rate = 0\.005, not 0\.125: name another"):
         paired.measure(changed, "test", 3, tmp_path / "out.json")

@@ -336,13 +336,18 @@ def test_what_codecs_cost_is_printed(tmp_path, capsys):
     found = compression.measure(
         CompressionOptions(codecs=("dense", "threshold:0.99"), entries=20_000, rounds=3, out=tmp_path / "costs.json")
     )
-    assert [cost["codec"] for cost in json.loads((tmp_path / "costs.json").read_text())] == ["dense", "threshold:0.99"]
+    written = json.loads((tmp_path / "costs.json").read_text())
+    assert [cost["codec"] for cost in written["codecs"]] == ["dense", "threshold:0.99"]
     assert found[0].bytes_an_entry == (24 + 80_000) / 20_000
     assert 0.008 < found[1].density < 0.012
     printed = capsys.readouterr().out
     assert "threshold:0.99" in printed
     assert all(cost.encode_ns > 0 < cost.decode_ns for cost in found)
     assert "whole exchanges, 20,000 entries, medians of 3 turns" in printed
-    for cost in json.loads((tmp_path / "costs.json").read_text()):
+    assert [(each["kept"], each["bytes"], each["bytes_bf16"]) for each in written["activations"]] == [
+        (64, 64 * 9, 64 * 5), (26, 26 * 9, 26 * 5), (13, 13 * 9, 13 * 5), (6, 6 * 9, 6 * 5),
+    ]  # fmt: skip
+    assert "times less" in printed.partition("the strongest of 256 activations")[2]
+    for cost in written["codecs"]:
         assert cost["easgd_ns"] > cost["send_ns"] + cost["receive_ns"] > 0 < cost["ma_ns"]
         assert cost["push_ns"] > 0
