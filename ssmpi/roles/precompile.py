@@ -32,7 +32,7 @@ M = TypeVar("M", bound=MemberModel)
 
 def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer) -> None:
     """One step on dummy rows that leaves ``replica`` and ``optimizer`` unchanged."""
-    inputs = replica.network.inputs
+    inputs, measured = replica.network.inputs, replica.measured.values.copy()
     rows, placement = 2, place((1,) * inputs.tables, 1)
     arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
     if config.tracking.counts:
@@ -54,6 +54,7 @@ def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer)
         model = _compile_lanes(config, replica, (batch.dense, lookup.values, batch.labels))
     model.gradients[:] = 0.0
     optimizer.step(model, 0.0)
+    replica.measured.values[:] = measured  # dummy rows are no batch
 
 
 def _compile_lanes(config: Config, replica: Replica, batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> ThreadModel:
