@@ -149,7 +149,9 @@ def gather(world, owners):
     weights = owned.of(-flat("zero") * (flat("signs") > 1))  # with zeros that have a sign
 
     def work(synchronizers):
-        model = CommonModel(synchronizers[0], owned, world.group, WAITING)
+        part = Part(network=NETWORK, operators=NETWORK.operators, owned=owned)
+        replica = Replica(NETWORK, "fp32", 1, part=part)
+        model = CommonModel(synchronizers[0], replica, world, WAITING)
         return model.weights(), model.gathered(owned.of(flat("replica", world.rank // 2)))
 
     return on_trainers(world, options("none"), weights, work)
