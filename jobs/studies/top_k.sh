@@ -19,7 +19,7 @@ study() { # NAME ARGUMENTS...: one table
   shift
   [[ " $tables " == *" $name "* ]] || return 0
   ssmpi bench lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" \
-    model.bottom=[512,256,64,16] model.top=[512,256,128,1] dense.rate=0.2 \
+    'model.bottom=[512,256,64,16]' 'model.top=[512,256,128,1]' dense.rate=0.2 \
     schedule.decay_start_examples=50_000 schedule.decay_examples=60_000 \
     --runs "$seeds" --out "$out/$name.json" "$@" | tee "$out/$name.txt"
 }
