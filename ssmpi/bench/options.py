@@ -122,7 +122,8 @@ class EmulationOptions:
 
     def __post_init__(self) -> None:
         within("--gamma-shape", self.gamma_shape, *SHAPES)
-        require(len(set(self.seeds)) == len(self.seeds), f"--seeds must list different seeds, got {self.seeds}")
+        different = 0 < len(set(self.seeds)) == len(self.seeds)
+        require(different, f"--seeds must list different seeds, got {self.seeds}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,7 @@ class ScaleOptions:
     folder: Path = folder()
 
     def __post_init__(self) -> None:
+        require(bool(self.ranks), "--ranks must list numbers of ranks, got none")
         within("--kills", self.kills, 0, EXAMPLES)
 
 

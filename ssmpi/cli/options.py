@@ -56,7 +56,7 @@ def taken(kind: type[T], arguments: argparse.Namespace, **others: object) -> T:
 def listed(option: str, text: str, kind: type = int) -> tuple[Any, ...]:
     """``1,8,64`` as values; SettingsError names the option."""
     try:
-        return tuple(kind(word) for word in text.split(",") if word or kind is not str)
+        return tuple(kind(word) for word in (text.split(",") if text else []) if word or kind is not str)
     except ValueError:
         raise SettingsError(f"{option} takes a comma-separated list of {NUMBERS[kind]}, got '{text}'") from None
 

@@ -434,7 +434,7 @@ def test_either_the_server_or_the_kernel_limits_a_link():
     assert cluster.emulation(kernel, scenario) == Emulation(0.05, None, None)
     assert cluster.rates(kernel, scenario) == [2e6, 4e6, 4e6]  # in rank order: embedding PSs come before sync PSs
     assert cluster.rates(kernel, Scenario()) == [None]
-    with pytest.raises(SettingsError, match="leave out either --group or --virtual-hosts"):
+    with pytest.raises(SettingsError, match="leave out --virtual-hosts, or --group and --edges"):
         cluster.ClusterOptions(virtual_hosts=True, group=(1, 2))
 
 
