@@ -67,7 +67,7 @@ def topology(ranks: int) -> Topology:
 def fresh(roles: Topology, shards: Path, run: Path) -> tuple[Path, tuple[str, ...]]:
     """The run file and settings of a new run, whose folder does not exist yet."""
     shutil.rmtree(run, ignore_errors=True)
-    counts = (f"topology.{name}={value}" for name, value in asdict(roles).items())
+    counts = (f"topology.{name}={getattr(roles, name)}" for name in ("trainers", "threads", "embedding_ps", "sync_ps"))
     run_file = run.with_suffix(".toml").absolute()
     run_file.write_text("", encoding="utf-8")
     return run_file, (f"data.folder={shards}", f"run.folder={run}", *counts, *TINY, *QUIET)

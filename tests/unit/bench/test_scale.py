@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from ranks import ssmpi
 
+from ssmpi import config
 from ssmpi.bench import restart_time, scale
 from ssmpi.bench.options import ScaleOptions
 from ssmpi.core.errors import DataError, SettingsError
@@ -31,6 +32,11 @@ def test_all_roles_are_there(ranks):
     shape = scale.topology(ranks)
     assert shape.size == ranks
     assert min(shape.counts.values()) >= 1
+
+
+def test_a_jobs_settings_are_its_roles(tmp_path):
+    made = config.load(*scale.fresh(scale.topology(32), tmp_path / "data", tmp_path / "run"))
+    assert made.topology == scale.topology(32)
 
 
 def test_nonsense_is_refused():
