@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 usage() {
   cat <<TEXT
-usage: bash jobs/soak.sh [--rounds N] [pytest arguments]   (in .venv-test; about 10 minutes on 2 cores)
+usage: bash jobs/soak.sh [--rounds N] [pytest arguments]   (in .venv-test; about 30 minutes on 2 cores)
 
 Runs the tests marked 'soak', which repeat what jobs/test.sh tries a few times or must measure time, and --rounds times
 (default 3) the tests that kill at random moments, and those of properties with new random examples: the seed is in the
@@ -20,6 +20,7 @@ case ${1:-} in
   --rounds) [ $# -ge 2 ] || fail "--rounds needs a value; see --help"; rounds=$2; shift 2 ;;
 esac
 case $rounds in *[!0-9]*|'') fail "--rounds takes a whole number, got '$rounds'" ;; esac
+bash jobs/test_slurm.sh --install || true  # it says loudly which tests are left out then
 make_environment "${VENV:-.venv-test}" test
 find_mpi
 
