@@ -5,12 +5,23 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ssmpi.data.features import CRITEO, Features
+from ssmpi.data.features import CRITEO, Features, ListOptions
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest, write_shard
+from ssmpi.data.shard_columns import Columns, Lists
 
 CARDINALITIES = tuple(int(c) for c in np.geomspace(4, 5_000, 26))
 FEW = Features(("age", "price", "hour"), ("user", "item", "shop", "colour", "page"))
 FEW_CARDINALITIES = (400, 300, 20, 9, 50)
+WITH_LISTS = Features(
+    ("age", "price"),
+    ("user", "genres", "item", "tags", "words"),
+    {
+        "genres": ListOptions("mean", longest=4, mean_length=2.0),
+        "tags": ListOptions("sum", longest=6, mean_length=3.0),
+        "words": ListOptions("sum", weighted=True, longest=8, mean_length=4.0),
+    },
+)
+LIST_CARDINALITIES = (300, 12, 200, 90, 400)
 
 
 def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES, labelled=True, features=CRITEO):
@@ -47,10 +58,47 @@ def make_halves(folder, rows, run_of, seed=0):
     return folder
 
 
+def make_lists_dataset(folder, rows, seed=0, shard=700, features=WITH_LISTS, cardinalities=LIST_CARDINALITIES):
+    """As ``make_dataset``, with lists of 0 to ``longest`` ids, some of them more than once. Returns the folder."""
+    folder, generator = Path(folder), np.random.default_rng(seed)
+    effects = {n: generator.normal(size=c) * 0.5 for n, c in zip(features.sparse, cardinalities, strict=True)}
+    splits = {}
+    for split, total in (("train", rows), ("validation", rows // 10), ("test", rows // 10)):
+        entries = []
+        for number, start in enumerate(range(0, total, shard)):
+            columns = draw_lists(generator, effects, features, min(shard, total - start))
+            name = f"{split}/shard-{number:05}.h5"
+            size, checksum = write_shard(folder / name, columns, {"split": split})
+            positives = int(columns.label.sum())
+            entries.append(ShardEntry(name, len(columns), positives, size, checksum, len(columns.lists.ids)))
+        splits[split] = Split(tuple(entries))
+    write_manifest(folder, Manifest(tuple(cardinalities), splits, True, features=features))
+    return folder
+
+
+def draw_lists(generator, effects, features, rows):
+    """Columns; clicks depend on the pooled effects."""
+    ids = np.stack([generator.integers(len(effects[n]), size=rows) for n in features.one_id] or [np.zeros((0, rows))]).T
+    dense = np.log1p(generator.exponential(5.0, (rows, len(features.dense)))).astype(np.float32)
+    logit = -0.5 + 0.3 * dense[:, 0] + sum(effects[n][ids[:, f].astype(int)] for f, n in enumerate(features.one_id))
+    names = features.list_names
+    lengths = np.stack([generator.integers(features.lists[n].longest + 1, size=rows) for n in names], axis=1)
+    ends = lengths.cumsum().reshape(lengths.shape)
+    of = np.repeat(np.tile(np.arange(len(names)), rows), lengths.reshape(-1))
+    limits = np.array([len(effects[n]) for n in names])
+    listed = (generator.pareto(1.0, len(of)) * 4).astype(np.int64) % limits[of]
+    weights = np.where([features.lists[names[f]].weighted for f in of], generator.random(len(of)), 1).astype(np.float32)
+    each = weights * np.array([effects[names[f]][i] for f, i in zip(of, listed, strict=True)])
+    logit += np.bincount(np.repeat(np.arange(rows), lengths.sum(axis=1)), each, rows)
+    label = (generator.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
+    lists = Lists(listed.astype(np.int32), ends.astype(np.int64), weights if features.weighted else None)
+    return Columns(ids.astype(np.int32), dense, label, lists)
+
+
 def write(folder, split, number, ids, dense, label, labelled=True):
     """Write one shard; its entry in the manifest."""
     name = f"{split}/shard-{number:05}.h5"
-    size, checksum = write_shard(folder / name, ids, dense, label if labelled else None, {"split": split})
+    size, checksum = write_shard(folder / name, Columns(ids, dense, label if labelled else None), {"split": split})
     return ShardEntry(name, len(ids), int(label.sum()), size, checksum)
 
 

@@ -16,6 +16,7 @@ from ssmpi.data.schema import (
     open_shard,
     read_manifest,
 )
+from ssmpi.data.shard_columns import Columns, read_columns
 
 BLOCK_ROWS = 1 << 18
 FOLLOWED_IDS = 1 << 20  # ids are ordered by frequency, so the top ids are far below
@@ -32,20 +33,32 @@ class Totals:
     high: np.ndarray = field(init=False)
     sums: np.ndarray = field(init=False)
     counts: list[np.ndarray] = field(init=False)
+    lengths: np.ndarray = field(init=False)
+    longest: np.ndarray = field(init=False)
+    empty: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        dense = len(self.manifest.features.dense)
+        dense, lists = len(self.manifest.features.dense), len(self.manifest.features.lists)
+        self.lengths, self.longest, self.empty = (np.zeros(lists, np.int64) for _ in range(3))
         self.low, self.high, self.sums = np.full(dense, np.inf), np.full(dense, -np.inf), np.zeros(dense)
         self.counts = [np.zeros(min(c, FOLLOWED_IDS) + 1, dtype=np.int64) for c in self.manifest.cardinalities]
 
-    def add(self, ids: np.ndarray, dense: np.ndarray) -> None:
-        """Add a block: ids int32 (n, sparse), dense float32 (n, dense)."""
-        self.rows += len(ids)
+    def add(self, columns: Columns) -> None:
+        """Add a block of rows."""
+        dense, features = columns.dense, self.manifest.features
+        self.rows += len(dense)
         self.low = np.minimum(self.low, dense.min(axis=0))
         self.high = np.maximum(self.high, dense.max(axis=0))
         self.sums += dense.sum(axis=0, dtype=np.float64)
-        for f, counts in enumerate(self.counts):
-            followed = np.clip(ids[:, f], 0, len(counts) - 1)
+        found = dict(zip(features.one_id, columns.ids.T, strict=True))
+        if lists := columns.lists:
+            of, lengths = lists.features, lists.lengths
+            found |= {name: lists.ids[of == f] for f, name in enumerate(features.list_names)}
+            self.lengths += lengths.sum(axis=0)
+            self.longest = np.maximum(self.longest, lengths.max(axis=0))
+            self.empty += (lengths == 0).sum(axis=0)
+        for name, counts in zip(features.sparse, self.counts, strict=True):
+            followed = np.clip(found[name], 0, len(counts) - 1)
             counts += np.bincount(followed, minlength=len(counts))
 
 
@@ -57,8 +70,10 @@ def describe_folder(folder: Path) -> str:
         for entry in split.shards:
             with open_shard(folder, entry, manifest) as shard:
                 for start in range(0, entry.rows, BLOCK_ROWS):
-                    totals.add(shard["ids"][start : start + BLOCK_ROWS], shard["dense"][start : start + BLOCK_ROWS])
+                    totals.add(read_columns(shard, start, min(start + BLOCK_ROWS, entry.rows)))
     lines = [*_splits(folder, manifest), "", *_dense(manifest, totals), "", *_sparse(folder, manifest, totals), ""]
+    if manifest.features.lists:
+        lines += [*_lists(manifest, totals), ""]
     return "\n".join([*lines, *_provenance(manifest)])
 
 
@@ -110,6 +125,16 @@ def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
         texts = [f"{i}{word} {_share(int(counts[i]), totals.rows)}" for i, word in zip(top, words, strict=True)]
         lines.append(f"  {name:<8}{manifest.cardinalities[f]:>12,}{gone:>9}{rare:>9}   {', '.join(texts)}")
     return [*lines, f"  {'all':<8}{sum(manifest.cardinalities):>12,}"]
+
+
+def _lists(manifest: Manifest, totals: Totals) -> list[str]:
+    lines = [f"  {'lists':<8}{'pooling':>10}{'ids a row':>11}{'longest':>9}{'allowed':>9}{'empty':>9}"]
+    for f, name in enumerate(manifest.features.list_names):
+        options = manifest.features.lists[name]
+        pooling = "weighted" if options.weighted else options.pooling
+        mean, empty = totals.lengths[f] / max(totals.rows, 1), _share(int(totals.empty[f]), totals.rows)
+        lines.append(f"  {name:<8}{pooling:>10}{mean:>11.2f}{totals.longest[f]:>9,}{options.longest:>9,}{empty:>9}")
+    return lines
 
 
 def _provenance(manifest: Manifest) -> list[str]:

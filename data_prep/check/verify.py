@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -13,7 +13,7 @@ import numpy as np
 from data_prep.files import file_checksum
 from data_prep.shards.provenance import manifest_checksum
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
-from ssmpi.core.errors import DamageError, json_problem
+from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.data.schema import (
     MAKE_AGAIN,
     MANIFEST_NAME,
@@ -21,10 +21,10 @@ from ssmpi.data.schema import (
     VOCABULARY_NAME,
     Manifest,
     ShardEntry,
-    checksum,
     open_shard,
     read_manifest,
 )
+from ssmpi.data.shard_columns import Columns, Lists, read_columns
 
 
 @dataclass(frozen=True)
@@ -120,36 +120,76 @@ def check_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Finding 
             wrong = list(_content(shard, entry, manifest))
     except DamageError as error:
         return Finding(error.path, error.found)
+    except DataError as error:
+        return Finding(path, str(error))
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
         return Finding(path, f"not readable ({error})")
     return Finding(path, "; ".join(wrong)) if wrong else None
 
 
 def _content(shard: h5py.File, entry: ShardEntry, manifest: Manifest) -> Iterator[str]:
-    ids, dense = shard["ids"][:], shard["dense"][:]
-    label = shard["label"][:] if manifest.labelled else None
-    if not manifest.labelled and "label" in shard:
+    columns = read_columns(shard, 0, entry.rows)
+    if not manifest.labelled and columns.label is not None:
         yield "has labels, but the manifest says unlabelled"
-    if checksum(ids, dense, label) != entry.checksum:
+        columns = replace(columns, label=None)
+    if columns.checksum != entry.checksum:
         yield "the checksum of the columns is not the one in the manifest"
-    yield from _bad_values(ids, dense, label, manifest)
-    if label is not None and int(np.count_nonzero(label)) != entry.positives:
-        yield f"{np.count_nonzero(label):,} clicked rows, the manifest says {entry.positives:,}"
+    yield from _bad_values(columns, manifest)
+    if columns.label is not None and int(np.count_nonzero(columns.label)) != entry.positives:
+        yield f"{np.count_nonzero(columns.label):,} clicked rows, the manifest says {entry.positives:,}"
 
 
-def _bad_values(ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None, manifest: Manifest) -> Iterator[str]:
+def _bad_values(columns: Columns, manifest: Manifest) -> Iterator[str]:
     """The first impossible value of each kind."""
-    features, cardinalities = manifest.features, manifest.cardinalities
-    rows, columns = np.nonzero((ids < 0) | (ids >= np.maximum(cardinalities, 1)))
+    dense, label = columns.dense, columns.label
+    yield from _bad_ids(columns, manifest)
+    if columns.lists:
+        yield from _bad_lists(columns.lists, manifest)
+    rows, places = np.nonzero(~np.isfinite(dense))
     if len(rows):
-        row, f = int(rows[0]), int(columns[0])
-        outside = f"id {ids[row, f]} of {features.sparse[f]} is outside [0, {cardinalities[f]})"
-        yield f"row {row}: {outside}{_times(len(rows))}"
-    rows, columns = np.nonzero(~np.isfinite(dense))
-    if len(rows):
-        yield f"row {rows[0]}: {features.dense[columns[0]]} is {dense[rows[0], columns[0]]}{_times(len(rows))}"
+        name = manifest.features.dense[places[0]]
+        yield f"row {rows[0]}: {name} is {dense[rows[0], places[0]]}{_times(len(rows))}"
     if label is not None and len(rows := np.flatnonzero(label > 1)):
         yield f"row {rows[0]}: label {label[rows[0]]} is not 0 or 1{_times(len(rows))}"
+
+
+def _bad_ids(columns: Columns, manifest: Manifest) -> Iterator[str]:
+    ids, names = columns.ids, manifest.features.one_id
+    limits = _limits(names, manifest)
+    rows, places = np.nonzero((ids < 0) | (ids >= np.maximum(limits, 1)))
+    if len(rows):
+        row, f = int(rows[0]), int(places[0])
+        yield f"row {row}: id {ids[row, f]} of {names[f]} is outside [0, {limits[f]}){_times(len(rows))}"
+
+
+def _bad_lists(lists: Lists, manifest: Manifest) -> Iterator[str]:
+    names, of, lengths = manifest.features.list_names, lists.features, lists.lengths
+    limits = _limits(names, manifest)
+    bad = np.flatnonzero((lists.ids < 0) | (lists.ids >= np.maximum(limits, 1)[of]))
+    if len(bad):
+        f = of[bad[0]]
+        what = f"id {lists.ids[bad[0]]} of {names[f]} is outside [0, {limits[f]})"
+        yield f"row {_row_of(lists, bad[0])}: {what}{_times(len(bad))}"
+    longest = np.array([manifest.features.lists[name].longest for name in names])
+    rows, places = np.nonzero(lengths > longest)
+    if len(rows):
+        row, f = rows[0], places[0]
+        what = f"{lengths[row, f]:,} ids of {names[f]}, whose longest list has {longest[f]:,}"
+        yield f"row {row}: {what}{_times(len(rows))}"
+    if lists.weights is not None and len(bad := np.flatnonzero(~np.isfinite(lists.weights))):
+        what = f"a weight of {names[of[bad[0]]]} is {lists.weights[bad[0]]}"
+        yield f"row {_row_of(lists, bad[0])}: {what}{_times(len(bad))}"
+
+
+def _limits(names: Sequence[str], manifest: Manifest) -> np.ndarray:
+    """The cardinalities of some sparse features."""
+    of = dict(zip(manifest.features.sparse, manifest.cardinalities, strict=True))
+    return np.array([of[name] for name in names], np.int64)
+
+
+def _row_of(lists: Lists, at: int) -> int:
+    """The row whose lists the id at a place is in."""
+    return int(np.searchsorted(lists.ends[:, -1], at, side="right"))
 
 
 def _times(count: int) -> str:

@@ -23,6 +23,7 @@ from data_prep.shards.scatter import PlacedPiece
 from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
 from ssmpi.data.columns import read_rows
 from ssmpi.data.schema import ShardEntry, lay_out_shard
+from ssmpi.data.shard_columns import Columns
 from ssmpi.data.shard_frame import Frame, frame_of
 from ssmpi.files import atomic_file
 
@@ -141,7 +142,7 @@ def _finish(
     attributes = attributes | {"rows": len(label), "positives": positives}
     beside = path.with_name(f".{path.name}.tmp")
     with atomic_file.naming(path):
-        total = lay_out_shard(beside, ids, dense, label if job.labelled else None, attributes)
+        total = lay_out_shard(beside, Columns(ids, dense, label if job.labelled else None), attributes)
     entry = ShardEntry(file, len(label), positives, beside.stat().st_size, total)
     frame = frame_of(beside)
     collector.publisher.publish(beside, path)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from data_prep.files import file_checksum
@@ -92,7 +92,9 @@ def manifest_checksum(manifest: Manifest) -> str:
     """SHA-256 of the manifest's content without this checksum itself, and without the features of Criteo's rows, which
     older versions did not record.
     """
-    body: Mapping[str, Any] = {k: v for k, v in asdict(manifest).items() if k != "features" or v != asdict(CRITEO)}
+    body = manifest.record()
+    if manifest.features == CRITEO:
+        del body["features"]
     provenance = {k: v for k, v in body["provenance"].items() if k != "manifest_checksum"}
     text = json.dumps({**body, "provenance": provenance}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -60,8 +60,8 @@ class DataOrigin:
 
     def state(self) -> dict[str, Any]:
         """As JSON has it."""
-        lists: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return lists
+        state: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"features": self.features.record()}))
+        return state
 
     def find(self, setting: str) -> Path:
         """The data folder: ``setting``, the run's ``data.folder``, if it exists relative to the current folder; else

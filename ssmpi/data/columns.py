@@ -12,21 +12,21 @@ import numpy as np
 
 from ssmpi.core.errors import DamageError
 from ssmpi.data.schema import MAKE_AGAIN, Manifest, ShardEntry, open_shard
+from ssmpi.data.shard_columns import kinds
 
-COLUMNS = ("ids", "dense", "label")
 SLICE = 1 << 24  # bytes read and hashed at a time, both without the GIL
 
 
-def extents(folder: Path, entry: ShardEntry, manifest: Manifest) -> list[tuple[int, int]]:
-    """Where in its file each column of a shard lies, offset and bytes, once it has been checked to be the one in the
-    manifest; DataError if it is not, or its columns are not contiguous.
+def extents(folder: Path, entry: ShardEntry, manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """Where in its file each column of a shard lies, offset and bytes by name, in the order of the checksum, once it
+    has been checked to be the one in the manifest; DataError if it is not, or its columns are not contiguous.
     """
     with open_shard(folder, entry, manifest) as shard:
-        columns = [shard[name].id for name in COLUMNS[: 3 if manifest.labelled else 2]]
-        found = [(column.get_offset(), column.get_storage_size()) for column in columns]
-    if any(size and offset is None for offset, size in found):
+        columns = {name: shard[name].id for name in kinds(manifest.features, 0, 0, labelled=manifest.labelled)}
+        found = {name: (column.get_offset(), column.get_storage_size()) for name, column in columns.items()}
+    if any(size and offset is None for offset, size in found.values()):
         raise DamageError(folder / entry.file, "its columns are not contiguous", MAKE_AGAIN)
-    return [(offset or 0, size) for offset, size in found]
+    return {name: (offset or 0, size) for name, (offset, size) in found.items()}
 
 
 def read_rows(file: FileIO, offset: int, first: int, out: np.ndarray) -> None:
@@ -50,7 +50,7 @@ def check(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
     digest, buffer = hashlib.sha256(), memoryview(bytearray(SLICE))
     try:
         with path.open("rb", buffering=0) as file:
-            for offset, size in places:
+            for offset, size in places.values():
                 if size:
                     file.seek(offset)
                 while size and (count := file.readinto(buffer[: min(size, SLICE)])):

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ssmpi.core.errors import DataError
+
+POOLINGS = ("sum", "mean")
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """A sparse feature with a list of ids in each row, which may be empty. Its vector is the ``pooling`` (sum or mean)
+    of the ids' rows; with ``weighted``, the sum of rows times the ids' weights. ``longest`` is the most ids that a row
+    may have, ``mean_length`` how many a training row has on average, None if nobody has counted. Neither changes what a
+    model reads, so both are left out of comparisons.
+    """
+
+    pooling: str = "sum"
+    weighted: bool = False
+    longest: int = field(default=1, compare=False)
+    mean_length: float | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise DataError(f"pooling is 'sum' or 'mean', got {self.pooling!r}")
+        if self.weighted and self.pooling == "mean":
+            raise DataError("a weighted list is pooled by 'sum': divide its weights for a mean")
+        if type(self.longest) is not int or self.longest < 1:
+            raise DataError(f"the longest list has {self.longest!r} ids, expected 1 or more")
+
+    @property
+    def expected(self) -> float:
+        """Ids in a row: their mean, or the most if that is not known."""
+        return self.longest if self.mean_length is None else self.mean_length
 
 
 @dataclass(frozen=True)
 class Features:
-    """Column names in order: each ``dense`` feature is a float, each ``sparse`` feature an id in a table of its own.
-    DataError for invalid names.
+    """Column names in order: each ``dense`` feature is a float, each ``sparse`` feature an id in a table of its own, or
+    a list of such ids if it is in ``lists``. DataError for invalid names.
     """
 
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
+    lists: Mapping[str, ListOptions] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         names = (*self.dense, *self.sparse)
@@ -25,11 +56,40 @@ class Features:
             raise DataError(f"two features named {twice[0]!r}")
         if not self.sparse:
             raise DataError("no sparse features, and so no embedding tables to train")
+        if strange := [name for name in self.lists if name not in self.sparse]:
+            raise DataError(f"list feature {strange[0]!r} is no sparse feature")
+
+    @property
+    def one_id(self) -> tuple[str, ...]:
+        """The sparse features that are no lists, in order."""
+        return tuple(name for name in self.sparse if name not in self.lists)
+
+    @property
+    def list_names(self) -> tuple[str, ...]:
+        """The list features, in the order of ``sparse``."""
+        return tuple(name for name in self.sparse if name in self.lists)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether ids of any list have weights."""
+        return any(one.weighted for one in self.lists.values())
+
+    @property
+    def ids_per_row(self) -> tuple[float, ...]:
+        """How many ids a row has of each sparse feature, on average."""
+        return tuple(self.lists[name].expected if name in self.lists else 1.0 for name in self.sparse)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has them. Those without lists are recorded as by versions that knew none."""
+        body = asdict(self)
+        return body if self.lists else {name: body[name] for name in ("dense", "sparse")}
 
     @classmethod
-    def recorded(cls, dense: Sequence[str], sparse: Sequence[str]) -> Features:
-        """As JSON has them."""
-        return cls(tuple(dense), tuple(sparse))
+    def recorded(
+        cls, dense: Sequence[str], sparse: Sequence[str], lists: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Features:
+        """What ``record`` gave."""
+        return cls(tuple(dense), tuple(sparse), {name: ListOptions(**one) for name, one in (lists or {}).items()})
 
     @classmethod
     def numbered(cls, dense: int, sparse: int) -> Features:

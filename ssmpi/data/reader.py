@@ -72,7 +72,7 @@ class SplitReader:
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
         self.rows = sum(entry.rows for entry in self.shards)
-        self._found: dict[int, list[tuple[int, int]]] = {}
+        self._found: dict[int, dict[str, tuple[int, int]]] = {}
         self.blocks = [
             Block(s, start, min(start + block_rows, entry.rows))
             for s, entry in enumerate(self.shards)
@@ -112,17 +112,17 @@ class SplitReader:
         try:
             places = self._places(block.shard)
             with path.open("rb", buffering=0) as file:
-                for (offset, _), into in zip(places, (out.ids, out.dense), strict=False):
-                    columns.read_rows(file, offset, block.start, into)
+                for name, into in (("ids", out.ids), ("dense", out.dense)):
+                    columns.read_rows(file, places[name][0], block.start, into)
                 if self.manifest.labelled:
                     labels = np.empty(block.rows, np.uint8)
-                    columns.read_rows(file, places[2][0], block.start, labels)
+                    columns.read_rows(file, places["label"][0], block.start, labels)
                     out.labels[:] = labels
         except OSError as error:
             raise DataError(f"{path}: rows {block.start} to {block.stop} cannot be read ({error})") from error
         return out
 
-    def _places(self, shard: int) -> list[tuple[int, int]]:
+    def _places(self, shard: int) -> dict[str, tuple[int, int]]:
         """Where the columns of a shard lie, which is opened for that once."""
         if shard not in self._found:
             self._found[shard] = columns.extents(self.folder, self.shards[shard], self.manifest)

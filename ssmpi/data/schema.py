@@ -5,18 +5,21 @@ A data set is a folder::
 
     manifest.json            written last: a folder without it is not whole
     vocabulary.h5            token -> id, per feature
-    train/shard-00000.h5     ids int32 (rows, sparse), dense float32 (rows, dense), label uint8 (rows,)
+    train/shard-00000.h5     ids int32 (rows, features with one id), dense float32 (rows, dense), label uint8 (rows,)
+                             with list features, version 2: list_ends int64 (rows, lists), list_ids int32 (ids,),
+                             list_weights float32 (ids,) if any list is weighted
     validation/shard-00000.h5, test/shard-00000.h5
 
-Data sets are contiguous and uncompressed, so that a reader gets blocks at memory speed. An unlabelled set has no
-``label``. The manifest names the sparse and the dense features. Ids of sparse feature ``f`` lie in
-``[0, cardinalities[f])``: 0 is missing, 1 is rare or unseen, then by frequency.
+Columns are contiguous and uncompressed, so that a reader gets blocks at memory speed. An unlabelled set has no
+``label``. ``list_ids`` has the lists of a row one after the other; ``list_ends`` says where in it each list ends. The
+manifest names the sparse and the dense features, and which sparse ones are lists. Ids of sparse feature ``f`` lie in
+``[0, cardinalities[f])``: 0 is missing, 1 is rare or unseen, then by frequency. A list without ids is empty, not
+missing.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,21 +27,25 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 
 from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, Features
+from ssmpi.data.shard_columns import Columns, kinds
 from ssmpi.data.shard_frame import frame_checksum
 from ssmpi.files import atomic_file
 
-SCHEMA_VERSION = 1
+ONE_ID, WITH_LISTS = 1, 2  # versions of the schema: of sets without list features, and with some
 SHARD_FORMAT = "ssmpi-shard"
 MANIFEST_FORMAT = "ssmpi-dataset"
 MANIFEST_NAME = "manifest.json"
 WORK_NAME = ".prepare"  # state of an unfinished preparation; removed at its end
 VOCABULARY_NAME = "vocabulary.h5"
 SPLITS = ("train", "validation", "test")
+
+DTYPES = {
+    "ids": "<i4", "dense": "<f4", "label": "u1", "list_ends": "<i8", "list_ids": "<i4", "list_weights": "<f4"
+}  # fmt: skip
 
 MISSING_ID = 0
 RARE_ID = 1
@@ -49,16 +56,19 @@ MAKE_AGAIN = "prepare the data again with --overwrite, or put a whole copy here"
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard as the manifest records it. ``file`` is relative to the folder; ``checksum`` is over the columns."""
+    """One shard as the manifest records it. ``file`` is relative to the folder; ``checksum`` is over the columns;
+    ``list_ids`` counts the ids of all lists.
+    """
 
     file: str
     rows: int
     positives: int
     bytes: int
     checksum: str
+    list_ids: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rows", "positives", "bytes"):
+        for name in ("rows", "positives", "bytes", "list_ids"):
             number = getattr(self, name)
             if type(number) is not int or number < 0:
                 raise DataError(f"{name} of shard {self.file!r} is {number!r}, not a count")
@@ -99,6 +109,20 @@ class Manifest:
         if tables != sparse:
             raise DataError(f"{tables} cardinalities, expected {sparse}: one for each sparse feature")
 
+    @property
+    def version(self) -> int:
+        """Of the schema."""
+        return WITH_LISTS if self.features.lists else ONE_ID
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it. Without list features, it is what versions that knew none recorded."""
+        body = asdict(self) | {"features": self.features.record()}
+        if not self.features.lists:
+            for split in body["splits"].values():
+                for shard in split["shards"]:
+                    del shard["list_ids"]
+        return body
+
     def has_rows(self, name: str) -> bool:
         """Whether there is such a split with anything in it."""
         return name in self.splits and self.splits[name].rows > 0
@@ -114,7 +138,7 @@ class Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """Write ``manifest.json`` beside its place and rename it: the folder is whole from that moment."""
-    body = {"format": MANIFEST_FORMAT, "schema_version": SCHEMA_VERSION, **asdict(manifest)}
+    body = {"format": MANIFEST_FORMAT, "schema_version": manifest.version, **manifest.record()}
     target = folder / MANIFEST_NAME
     atomic_file.write(target, json.dumps(body, indent=1) + "\n")
     return target
@@ -137,8 +161,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = (body.pop("format"), body.pop("schema_version"))
-        if found != (MANIFEST_FORMAT, SCHEMA_VERSION):
-            wanted = f"this program reads {MANIFEST_FORMAT!r} version {SCHEMA_VERSION}"
+        if found not in ((MANIFEST_FORMAT, ONE_ID), (MANIFEST_FORMAT, WITH_LISTS)):
+            wanted = f"this program reads {MANIFEST_FORMAT!r} versions {ONE_ID} and {WITH_LISTS}"
             raise DamageError(path, f"format {found[0]!r} version {found[1]!r}, {wanted}", MAKE_AGAIN)
         splits = {
             name: Split(
@@ -150,7 +174,10 @@ def read_manifest(folder: Path) -> Manifest:
         cardinalities = tuple(int(c) for c in body.pop("cardinalities"))
         recorded = body.pop("features", None)
         features = CRITEO if recorded is None else Features.recorded(**recorded)
-        return Manifest(cardinalities, splits, **body, features=features)
+        manifest = Manifest(cardinalities, splits, **body, features=features)
+        if manifest.version != found[1]:
+            raise DataError(f"version {found[1]} of the schema, but its features are of version {manifest.version}")
+        return manifest
     except DamageError:
         raise
     except DataError as error:
@@ -159,50 +186,33 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamageError(path, f"damaged: {json_problem(error)}", MAKE_AGAIN) from error
 
 
-def checksum(ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None) -> str:
-    """Hash the columns of a shard (SHA-256, first 128 bits, over little-endian C-order bytes): the same everywhere.
-
-    Processors have instructions for SHA-256: here it is twice as fast as BLAKE2b.
-    """
-    digest = hashlib.sha256()
-    for column in (ids, dense) if label is None else (ids, dense, label):
-        digest.update(np.ascontiguousarray(column).data)
-    return digest.hexdigest()[:32]
-
-
-def write_shard(
-    path: Path, ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None, attributes: Mapping[str, Any]
-) -> tuple[int, str]:
+def write_shard(path: Path, columns: Columns, attributes: Mapping[str, Any]) -> tuple[int, str]:
     """Write one shard beside its place, flush it to disk and rename it. Returns its size in bytes and its checksum.
 
     Arguments as those of ``lay_out_shard``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file.whole(path) as beside:
-        total = lay_out_shard(beside, ids, dense, label, attributes)
+        total = lay_out_shard(beside, columns, attributes)
     return path.stat().st_size, total
 
 
-def lay_out_shard(
-    path: Path, ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None, attributes: Mapping[str, Any]
-) -> str:
+def lay_out_shard(path: Path, columns: Columns, attributes: Mapping[str, Any]) -> str:
     """Write the bytes of a shard, not yet flushed to disk. Returns its checksum.
 
-    ids int32 (rows, sparse); dense float32 (rows, dense); label uint8 (rows,) or None. ``attributes`` go on the file:
-    split, cardinalities, transform, seed, source row range. The same arguments give the same bytes.
+    ``attributes`` go on the file: split, cardinalities, transform, seed, source row range. The same arguments give the
+    same bytes.
     """
-    total = checksum(ids, dense, label)
+    total, named = columns.checksum, columns.named()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with hdf5_file.create(path, ids.nbytes + dense.nbytes + len(ids)) as out:
+    with hdf5_file.create(path, sum(column.nbytes for column in named.values())) as out:
         out.attrs["format"] = SHARD_FORMAT
-        out.attrs["schema_version"] = SCHEMA_VERSION
+        out.attrs["schema_version"] = WITH_LISTS if columns.lists else ONE_ID
         out.attrs["checksum"] = total
         for name, value in attributes.items():
             out.attrs[name] = value
-        out.create_dataset("ids", data=ids, dtype="<i4")
-        out.create_dataset("dense", data=dense, dtype="<f4")
-        if label is not None:
-            out.create_dataset("label", data=label, dtype="u1")
+        for name, column in named.items():
+            out.create_dataset(name, data=column, dtype=DTYPES[name])
     return total
 
 
@@ -239,12 +249,7 @@ def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File
         shard = h5py.File(path, "r", locking=False)
     except OSError as error:
         raise DamageError(path, f"not a readable HDF5 file ({error})", MAKE_AGAIN) from error
-    wanted: dict[str, tuple[str, tuple[int, ...]]] = {
-        "ids": ("int32", (entry.rows, len(manifest.features.sparse))),
-        "dense": ("float32", (entry.rows, len(manifest.features.dense))),
-    }
-    if manifest.labelled:
-        wanted["label"] = ("uint8", (entry.rows,))
+    wanted = kinds(manifest.features, entry.rows, entry.list_ids, labelled=manifest.labelled)
     try:
         columns = {name: (str(shard[name].dtype), shard[name].shape) for name in wanted if name in shard}
         header = tuple(shard.attrs[name] for name in ("format", "schema_version", "checksum"))
@@ -252,7 +257,7 @@ def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
         shard.close()
         raise DamageError(path, f"damaged HDF5 file ({error})", MAKE_AGAIN) from error
-    expected = (SHARD_FORMAT, SCHEMA_VERSION, entry.checksum)
+    expected = (SHARD_FORMAT, manifest.version, entry.checksum)
     if header != expected or columns != wanted:
         shard.close()
         found = f"header {header}, columns {columns}, expected {expected} and {wanted}"

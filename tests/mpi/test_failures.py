@@ -14,6 +14,7 @@ from training_job import ALL_ROLES, BROKEN, ONE_TRAINER, ROLES, TWO_TRAINERS, as
 
 from ssmpi.core.errors import STOPPED
 from ssmpi.data.schema import read_manifest, write_manifest, write_shard
+from ssmpi.data.shard_columns import Columns
 
 # Bad data that only training meets
 
@@ -24,7 +25,7 @@ def put_id_beyond_its_table(data):
     with h5py.File(data / first.file) as shard:
         ids, dense, label = shard["ids"][()], shard["dense"][()], shard["label"][()]
     ids[:, 3] = 50
-    size, checksum = write_shard(data / first.file, ids, dense, label, {})
+    size, checksum = write_shard(data / first.file, Columns(ids, dense, label), {})
     shards = (replace(first, bytes=size, checksum=checksum), *others)
     write_manifest(data, replace(manifest, splits={"train": replace(manifest.splits["train"], shards=shards)}))
 

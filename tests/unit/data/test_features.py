@@ -20,6 +20,7 @@ from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import SPLITS, Manifest, read_manifest, write_manifest
+from ssmpi.data.shard_columns import Columns
 from ssmpi.tools import plan, score
 
 NO_DENSE = Features((), FEW.sparse)
@@ -157,7 +158,7 @@ def test_the_tools_of_preparation_take_them(few):
     np.testing.assert_array_equal(ones, rows.ids[7] + np.cumsum([0, *FEW_CARDINALITIES[:-1]]))
     np.testing.assert_allclose(matrix[7, -3:], (rows.dense[7] - data.mean) / data.deviation, rtol=1e-6)
     ids, dense = np.array([[0, 0, 0, 9, 0]]), np.array([[0.0, np.inf, 0.0]])
-    said = list(_bad_values(ids, dense, None, read_manifest(few)))
+    said = list(_bad_values(Columns(ids, dense), read_manifest(few)))
     assert said == ["row 0: id 9 of colour is outside [0, 9)", "row 0: price is inf"]
 
 

@@ -18,6 +18,7 @@ from data_prep.cli import main
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest, write_shard
+from ssmpi.data.shard_columns import Columns
 
 CARDINALITY = 8
 SHARDS = {"train": (3_000, 1_000), "validation": (1_000,), "test": (1_500,)}
@@ -39,7 +40,7 @@ def prepare(folder, labelled=True, shards=SHARDS):
         for number, rows in enumerate(sizes):
             ids, dense, label = draw(generator, rows)
             name = f"{split}/shard-{number:05d}.h5"
-            size, checksum = write_shard(folder / name, ids, dense, label if labelled else None, {})
+            size, checksum = write_shard(folder / name, Columns(ids, dense, label if labelled else None), {})
             entries.append(ShardEntry(name, rows, int(label.sum()), size, checksum))
             parts.append((ids, dense, label))
         splits[split] = Split(tuple(entries))
@@ -110,7 +111,7 @@ def test_ids_alone_are_fitted(tmp_path):
         logit = sum(effect[ids[:, f]] for f, effect in enumerate(effects))
         label = (generator.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
         name = f"{split}/shard-00000.h5"
-        size, checksum = write_shard(tmp_path / name, ids, np.zeros((rows, 0), np.float32), label, {})
+        size, checksum = write_shard(tmp_path / name, Columns(ids, np.zeros((rows, 0), np.float32), label), {})
         splits[split] = Split((ShardEntry(name, rows, int(label.sum()), size, checksum),))
     write_manifest(tmp_path, Manifest(many, splits, True, features=Features((), ("user", "item"))))
     found = baseline(tmp_path)["logistic_regression"]

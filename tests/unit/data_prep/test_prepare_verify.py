@@ -16,6 +16,7 @@ from data_prep.ranks import Ranks
 from ssmpi.core.errors import DataError
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest, write_shard
+from ssmpi.data.shard_columns import Columns
 from ssmpi.data.shard_frame import frame_of
 
 
@@ -218,7 +219,7 @@ def rewrite(folder, change):
         attributes = {k: v for k, v in shard.attrs.items() if k not in ("format", "schema_version", "checksum")}
     change(columns)
     path.unlink()
-    entry["bytes"], entry["checksum"] = write_shard(path, *columns.values(), attributes)
+    entry["bytes"], entry["checksum"] = write_shard(path, Columns(**columns), attributes)
     body["provenance"]["files"][entry["file"]] = frame_of(path)
     (folder / "manifest.json").write_text(json.dumps(body))
     return entry["file"]
