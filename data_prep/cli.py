@@ -193,6 +193,12 @@ def _add_common(parser: argparse.ArgumentParser, output: bool) -> None:
         metavar="FILE",
         help="use this vocabulary.h5 (or prepared folder) instead of fitting one",
     )
+    add(
+        "--extend-vocabulary",
+        type=Path,
+        metavar="FILE",
+        help="fit a vocabulary that begins with this vocabulary.h5 (or prepared folder): ids stay, new tokens follow",
+    )
     add("--min-count", type=int, default=1, metavar="N", help="rarer tokens share id 1 (default 1)")
     add("--split-name", metavar="NAME", help="with --split none: train (default), validation or test (if unlabelled)")
     add("--seed", type=int, default=0, metavar="N", help="of the shuffle of the training rows (default 0)")

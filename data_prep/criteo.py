@@ -20,6 +20,7 @@ from data_prep.raw.criteo_rows import BlockParser, CriteoFormat, have_labels
 from data_prep.raw.parser import logarithms
 from data_prep.raw.pieces import TextPiece
 from data_prep.raw.sources import TextStream, open_sources
+from data_prep.vocabulary import extension
 from data_prep.vocabulary.encoding import in_memory
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.core.errors import DataError
@@ -59,13 +60,16 @@ def encode(
 def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Preparation:
     if not raw:
         raise DataError("no raw file given; name train.txt or day_0 ... day_23, also .gz")
+    options, base = ranks.first(lambda: extension.opened(options, extension.check_criteo))
     sources = ranks.together(lambda: open_sources(raw))
     compare_views(sources, ranks)
     labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
     kind, name = options.chosen_split(labelled=labelled, days=are_days(sources))
     given = options.vocabulary
     checksum = ranks.first(lambda: file_checksum(read_vocabulary(given).path)) if given is not None else None
-    identity = options.identity() | {"split": kind, "split_name": name, "labelled": labelled, "vocabulary": checksum}
+    identity = (
+        options.identity() | {"split": kind, "split_name": name, "labelled": labelled, "vocabulary": checksum} | base
+    )
     if not labelled and kind != "none":
         say(ranks, f"note: the files have no labels; split {kind!r} is made all the same")
     return Preparation(options, ranks, sources, labelled, CriteoFormat(labelled), identity)

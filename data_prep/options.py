@@ -33,12 +33,16 @@ def most_packed_bytes(features: Features) -> int:
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """The arguments of one preparation. ``max_ind_range`` 0 means no limit; ``split`` None is chosen from the input."""
+    """The arguments of one preparation. ``max_ind_range`` 0 means no limit; ``split`` None is chosen from the input.
+    ``extend_vocabulary`` is the vocabulary that the fitted one begins with, which has its own ``id_order`` and
+    ``max_ind_range``.
+    """
 
     output: Path
     min_count: int = 1
     max_ind_range: int = 0
     vocabulary: Path | None = None
+    extend_vocabulary: Path | None = None
     fit_on: str = "all"
     id_order: str = FREQUENCY
     split: str | None = None

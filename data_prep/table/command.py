@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from data_prep.ranks import Ranks
 from data_prep.raw.sources import open_sources
 from data_prep.splits import parse_fractions
 from data_prep.table.schema import Schema, SplitRule, read_schema
-from data_prep.vocabulary.vocabulary_file import read_vocabulary
+from data_prep.vocabulary import extension
+from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import Manifest
 from ssmpi.files import atomic_file
@@ -37,6 +39,7 @@ def _open_job(path: Path, files: Sequence[Path], options: PrepareOptions, ranks:
     if options.split:
         shares = (1.0,) if options.split == "none" else parse_fractions(options.split)
         schema = replace(schema, split=SplitRule("rows", shares))
+    options, base = ranks.first(lambda: extension.opened(options, partial(_check_columns, schema)))
     sources = ranks.together(lambda: open_sources(files))
     compare_views(sources, ranks)
     form = ranks.together(lambda: _format(schema, sources, options))
@@ -54,6 +57,7 @@ def _open_job(path: Path, files: Sequence[Path], options: PrepareOptions, ranks:
             "labelled": labelled,
             "vocabulary": checksum,
         }
+        | base
     )
     return Preparation(options, ranks, sources, labelled, form, identity)
 
@@ -91,6 +95,13 @@ def _load(name: str) -> Any:
 def _vocabulary(given: Path, schema: Schema) -> str:
     """The checksum of a given vocabulary; DataError if it is of other columns."""
     vocabulary = read_vocabulary(given)
-    if vocabulary.about.get("table") != schema.columns_identity():
-        raise DataError(f"{given}: was made with other columns than those of {schema.path}; give its own schema")
+    _check_columns(schema, vocabulary)
     return file_checksum(vocabulary.path)
+
+
+def _check_columns(schema: Schema, vocabulary: Vocabulary) -> None:
+    """DataError if a vocabulary is of other columns."""
+    if vocabulary.about.get("table") != schema.columns_identity():
+        raise DataError(
+            f"{vocabulary.path}: was made with other columns than those of {schema.path}; give its own schema"
+        )

@@ -5,8 +5,9 @@ The ranks merge features in parallel; rank 0 combines them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +18,18 @@ from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
 from data_prep.raw.sources import CHANGED
 from data_prep.splits import Ranges
+from data_prep.vocabulary import extension
 from data_prep.vocabulary.scan import PieceRecord, ScanResult, Window, scan
 from data_prep.vocabulary.vocabulary_file import (
     RESERVED_IDS,
+    Merged,
     MergedFeature,
     Vocabulary,
     merge_feature,
     read_vocabulary,
     write_vocabulary,
 )
-from ssmpi.data.schema import VOCABULARY_NAME
+from ssmpi.data.schema import EXTENDS, VOCABULARY_NAME
 
 
 def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocabulary:
@@ -76,7 +79,8 @@ def _merge(job: Preparation, counts: Path, found: ScanResult) -> None:
             for f in mine:
                 place = job.work / "merged" / str(f)
                 if not place.with_suffix(".json").is_file():
-                    merged = merge_feature(counts, found.parts, f, order, job.format.least_count(f, job.options))
+                    least = job.format.least_count(f, job.options)
+                    merged = merge_feature(counts, found.parts, f, order, least, _new_tokens(job, f))
                     save_array(place.with_suffix(".tokens.npy"), merged.tokens)
                     save_array(place.with_suffix(".counts.npy"), merged.counts)
                     save_json(place.with_suffix(".json"), merged.sizes)
@@ -85,15 +89,24 @@ def _merge(job: Preparation, counts: Path, found: ScanResult) -> None:
     job.ranks.together(body)
 
 
+def _new_tokens(job: Preparation, feature: int) -> Callable[[Merged], Merged]:
+    """What leaves out the tokens of the vocabulary to extend, if there is one."""
+    base = job.options.extend_vocabulary
+    known = read_vocabulary(base).column(feature, "token") if base else np.empty(0, job.format.token_type)
+    return partial(extension.unknown, known)
+
+
 def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> None:
-    names = job.format.features.sparse
+    names, given = job.format.features.sparse, job.options.extend_vocabulary
+    base = read_vocabulary(given) if given else None
 
     def features() -> Iterator[MergedFeature]:
         for f in range(len(names)):
             place = job.work / "merged" / str(f)
             tokens = np.load(place.with_suffix(".tokens.npy"), mmap_mode="r")
             counts = np.load(place.with_suffix(".counts.npy"), mmap_mode="r")
-            yield MergedFeature(tokens, counts, load_json(place.with_suffix(".json")))
+            merged = MergedFeature(tokens, counts, load_json(place.with_suffix(".json")))
+            yield extension.extended(base, f, merged) if base else merged
 
     options, of = job.options, job.format
     about = {
@@ -104,9 +117,10 @@ def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> No
         "fitted_rows": rows,
     }
     moments = sum(np.array(record.moments) for record in counts.records)
-    write_vocabulary(
-        path, dict(zip(names, features(), strict=True)), about | of.fitted(np.asarray(moments).reshape(-1, 3))
-    )
+    fitted = of.fitted(np.asarray(moments).reshape(-1, 3))
+    if base:
+        fitted = {name: base.about[name] for name in fitted} | {EXTENDS: extension.ancestry(base)}
+    write_vocabulary(path, dict(zip(names, features(), strict=True)), about | fitted)
 
 
 def _drop_parts(folder: Path) -> None:

@@ -1,9 +1,9 @@
 """The vocabulary, from tokens to ids: built from the counts of pass 1 and saved as ``vocabulary.h5``.
 
 ``vocabulary.h5`` has a group per feature with ``token`` uint32 (tokens,) in id order and, ordered by frequency,
-``count`` int64 (tokens,): token i has id i + 2 (0 missing, 1 rare or unseen), count descending, token ascending. In
-dlrm order token i has id i: first appearance, missing counted as token 0. Tables have tokens uint64: integers as they
-are, 64-bit hashes of strings.
+``count`` int64 (tokens,): token i has id i + 2 (0 missing, 1 rare or unseen), count descending, token ascending; one
+that extends another begins with all of that one's tokens. In dlrm order token i has id i: first appearance, missing
+counted as token 0. Tables have tokens uint64: integers as they are, 64-bit hashes of strings.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from ssmpi.data.features import CRITEO
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
 RESERVED_IDS = 2
+
+Merged = Iterator[tuple[np.ndarray, np.ndarray]]  # (tokens ascending, values), one token range after the other
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class _PartReader:
         return taken
 
 
-def _merged_ranges(spans: Sequence[_PartReader], order: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _merged_ranges(spans: Sequence[_PartReader], order: str) -> Merged:
     """Yield (tokens ascending, merged values), one token range after the other, of at most ``MERGE_ENTRIES`` entries
     however the tokens are distributed.
     """
@@ -104,18 +106,21 @@ def _merged_ranges(spans: Sequence[_PartReader], order: str) -> Iterator[tuple[n
             yield tokens[starts], merge.reduceat(values, starts)
 
 
-def merge_feature(folder: Path, parts: Sequence[Spill], feature: int, order: str, min_count: int) -> MergedFeature:
-    """Merge the sorted parts of one feature and sort its tokens by id, with ``ORDERING_BYTES`` per token."""
+def merge_feature(
+    folder: Path, parts: Sequence[Spill], feature: int, order: str, min_count: int,
+    among: Callable[[Merged], Merged] = lambda found: found,
+) -> MergedFeature:  # fmt: skip
+    """Merge the sorted parts of one feature and sort its tokens by id, with ``ORDERING_BYTES`` per token; ``among``
+    leaves some out.
+    """
     spans = [_PartReader(folder, part, feature) for part in parts]
     sizes = np.zeros(len(STATED_MIN_COUNTS), dtype=np.int64)
-    tokens, values = _kept(_merged_ranges(spans, order), order, min_count, sizes)
+    tokens, values = _kept(among(_merged_ranges(spans, order)), order, min_count, sizes)
     by_id = np.argsort(values if order == DLRM else -values, kind="stable")
     return MergedFeature(tokens[by_id], values[by_id], sizes.tolist())
 
 
-def _kept(
-    ranges: Iterator[tuple[np.ndarray, np.ndarray]], order: str, min_count: int, sizes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _kept(ranges: Merged, order: str, min_count: int, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, values) that reach ``min_count``, concatenated; adds the tokens that reach each stated min-count to
     ``sizes`` int64.
     """

@@ -41,6 +41,7 @@ MANIFEST_FORMAT = "ssmpi-dataset"
 MANIFEST_NAME = "manifest.json"
 WORK_NAME = ".prepare"  # state of an unfinished preparation; removed at its end
 VOCABULARY_NAME = "vocabulary.h5"
+EXTENDS = "extends"  # in what a manifest says of its vocabulary: SHA-256 of those whose ids its own begin with
 SPLITS = ("train", "validation", "test")
 
 DTYPES = {
