@@ -11,7 +11,7 @@ from ssmpi.cli import commands
 from ssmpi.cli.bench import add_benchmarks
 from ssmpi.cli.recovery_arguments import add_recovery_plan
 from ssmpi.cli.subcommand import add, add_run_file
-from ssmpi.files.run_files import REPORT
+from ssmpi.files.run_files import EXPORTS, REPORT
 
 if TYPE_CHECKING:
     from ssmpi.cli.subcommand import Commands
@@ -111,10 +111,10 @@ def add_records(among: Commands) -> None:
     text = "write a run's model as one file; a DLRM in the layout of facebookresearch/dlrm"
     sub = add(among, "export", commands.export, text)
     sub.add_argument("run", type=Path, help="run folder")
-    sub.add_argument("--format", choices=("torch", "safetensors"), default="torch", help="default: torch, a state_dict")
-    sub.add_argument(
-        "--output", type=Path, help="file to write (default: model.pt or model.safetensors in the run folder)"
-    )
+    text = "torch (default), a state_dict; safetensors; onnx: the network, with the tables as safetensors beside it"
+    sub.add_argument("--format", choices=tuple(EXPORTS), default="torch", help=text)
+    text = f"file to write (default: {', '.join(EXPORTS.values())} in the run folder)"
+    sub.add_argument("--output", type=Path, help=text)
     text = "print a run's result table, beside reference points if there are any"
     sub = add(among, "summary", commands.summary, text)
     sub.add_argument("run", type=Path, help="run folder")

@@ -20,7 +20,8 @@ RECOVERIES = "recoveries.json"
 LOCK_NAME, LAUNCH_LOCK = LOCKS = "job.lock", "launch.lock"  # held by the first rank, and by the launcher
 PLOT = "plot.png"
 SITE_FILE, BATCH_FILE, BATCH_LOG = "site.toml", "job.sbatch", "job-%j.log"  # SLURM replaces %j with its job number
-EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors"}
+EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors", "onnx": "model.onnx"}
+ONNX_TABLES = ".tables.safetensors"  # in place of .onnx
 REPORT = "report.html"
 
 MODEL, BEST, CHECKPOINTS, ROWS, USAGE, LOGS = "model", "best", "checkpoints", "rows", "usage", "logs"  # folders
@@ -33,7 +34,7 @@ _WEIGHTS = rf"(dense|embedding-\d+|trainer-\d+)\.h5|{re.escape(MANIFEST_NAME)}"
 _IN_FOLDER = {  # a folder to the files that it holds; the first is the run folder itself
     "": "|".join((
         *map(re.escape, (RUN_FILE, VERSIONS, METRICS, RESULT_NAME, ATTEMPTS, *LOCKS, PLOT, SITE_FILE, BATCH_FILE)),
-        *map(re.escape, (RECOVERIES, *EXPORTS.values(), REPORT)), r"report-[a-z]+\.png",
+        *map(re.escape, (RECOVERIES, *EXPORTS.values(), f"model{ONNX_TABLES}", REPORT)), r"report-[a-z]+\.png",
         re.escape(BATCH_LOG).replace("%j", r"\d+"), r"events\.out\.tfevents\..+", r"losses-\d+\.npy",
         rf"{_RANK}\.json",  # what the ranks of a benchmark measured
     )),

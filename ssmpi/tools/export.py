@@ -1,4 +1,5 @@
-"""``ssmpi export``: writes a run's model as one file for other programs, in the layout of facebookresearch/dlrm::
+"""``ssmpi export``: writes a run's model for other programs: as ONNX (``export_onnx``), or as one file of tensors in
+the layout of facebookresearch/dlrm::
 
 emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top_l.{0,2,...}.weight, .bias
 
@@ -9,25 +10,25 @@ Further parameters of other networks keep their names (``ssmpi plan`` prints the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ssmpi.checkpoint import files, model_files, saved_network
-from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.failure import say
 from ssmpi.config import Config, load
-from ssmpi.core.errors import DataError, UserError
-from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena
+from ssmpi.core.errors import DataError
 from ssmpi.files import atomic_file, run_files
 from ssmpi.files.run_files import EXPORTS, MODEL, RUN_FILE
 from ssmpi.model.top_k import TopK
+from ssmpi.tools import export_onnx, tensor_files
 
 REFERENCE = "dlrm"  # the network that facebookresearch/dlrm has
 NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, in ssmpi and in the reference
-EARLIER = re.compile(rb"PK\x03\x04|.{4}\x00{4}\{", re.DOTALL)  # how torch's files begin, and safetensors': size, JSON
+
+Write = Callable[[Config, Path, Path], str]  # a model's folder, the file to write; says what was written
 
 
 def export(run: Path, kind: str, file: Path | None) -> int:
@@ -37,20 +38,29 @@ def export(run: Path, kind: str, file: Path | None) -> int:
     if folder != run / MODEL:
         say(f"{run}: not finished; exporting {folder.name}")
     target = file or run / EXPORTS[kind]
-    atomic_file.check_replaceable(target, EARLIER)
+    write, earlier = FORMATS[kind]
+    atomic_file.check_replaceable(target, earlier)
+    atomic_file.check(target)
+    model_files.check_in_one_process(folder)
+    config = saved_network.of_model(load(run / RUN_FILE), folder)
+    print(f"{write(config, folder, target)}, from {folder}")
+    return 0
+
+
+def write_tensors(
+    save: Callable[[Mapping[str, np.ndarray], Path], None], config: Config, folder: Path, target: Path
+) -> str:
+    """Write the model in ``folder`` to ``target`` by ``save``; says what was written."""
+    _check_operators(config, folder)
     with atomic_file.whole(target) as beside:
-        model_files.check_in_one_process(folder)
-        config = saved_network.of_model(load(run / RUN_FILE), folder)
-        _check_operators(config, folder)
         arrays = state_dict(config, folder)
-        FORMATS[kind](arrays, beside)
-    print(f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}, from {folder}")
+        save(arrays, beside)
     if config.model.name != REFERENCE:
         print(
             f"{config.model.name}: facebookresearch/dlrm has no such network: its tensors are named as 'ssmpi plan' "
             "prints its operators, with bot_l and top_l for bottom and top; tables emb_l, first-order weights first_l"
         )
-    return 0
+    return f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}"
 
 
 def _check_operators(config: Config, folder: Path) -> None:
@@ -59,7 +69,7 @@ def _check_operators(config: Config, folder: Path) -> None:
     if found:
         raise DataError(
             f"{folder}: its network passes on the strongest values only ({', '.join(found)}), which a file of tensors "
-            "cannot say: score it with 'ssmpi predict', or train it without model.top_k"
+            "cannot say: export it with --format onnx, or train it without model.top_k"
         )
 
 
@@ -69,46 +79,17 @@ def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
     for name, values in sorted(files.read(folder / "dense.h5").items()):
         mlp, _, rest = name.partition(".")
         found[f"{NAMES.get(mlp, mlp)}.{rest}"] = values
-    cardinalities = DataOrigin.of_model(folder, config.data.folder).cardinalities
-    arena = Arena(config.rows, place(cardinalities, 1), 0, config.run.seed)
-    model_files.load_tables(arena, folder)
     layout = config.rows.layout
-    for part in arena.parts:
-        rows = arena.weights[part.base : part.base + part.rows]
+    for table, rows in tensor_files.tables(config, folder).items():
         if layout.vector:
-            found[f"emb_l.{part.table}.weight"] = rows[:, : layout.vector]
+            found[f"emb_l.{table}.weight"] = rows[:, : layout.vector]
         if layout.weight:
-            found[f"first_l.{part.table}.weight"] = rows[:, layout.vector :]
+            found[f"first_l.{table}.weight"] = rows[:, layout.vector :]
     return found
 
 
-def write_torch(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """For ``torch.load(path, weights_only=True)``."""
-    import torch
-
-    with path.open("wb") as out:
-        try:
-            torch.save({name: torch.from_numpy(values.copy()) for name, values in arrays.items()}, out)
-        except RuntimeError as error:  # for instance a full disk, which torch does not report
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-
-
-def write_safetensors(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """For ``safetensors.torch.load_file(path)``."""
-    try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
-    except ImportError:
-        raise UserError("safetensors is not installed: pip install 'ssmpi[safetensors]'") from None
-    try:
-        save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path, {"format": "pt"})
-    except SafetensorError as error:
-        raise UserError(
-            f"{path.parent}: the model cannot be written there ({error}); free some space, or name another folder"
-        ) from error
-
-
-FORMATS: dict[str, Callable[[dict[str, np.ndarray], Path], None]] = {
-    "torch": write_torch,
-    "safetensors": write_safetensors,
+FORMATS: dict[str, tuple[Write, re.Pattern[bytes]]] = {  # and how earlier files begin
+    "torch": (partial(write_tensors, tensor_files.write_torch), tensor_files.BEGIN),
+    "safetensors": (partial(write_tensors, tensor_files.write_safetensors), tensor_files.BEGIN),
+    "onnx": (export_onnx.write, export_onnx.BEGIN),
 }

@@ -27,7 +27,8 @@ from ssmpi.recovery.state import RecoveryState
 from ssmpi.report import plot
 from ssmpi.report.page import drawings
 from ssmpi.run import run_lock
-from ssmpi.tools.export import EARLIER, FORMATS, export
+from ssmpi.tools.export import export
+from ssmpi.tools.tensor_files import BEGIN, write_safetensors, write_torch
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +122,13 @@ def test_a_full_or_failing_disk_names_the_file(tmp_path, inject):
     [
         lambda run, out: export(run, "torch", out / "model.pt"),
         lambda run, out: export(run, "safetensors", out / "model.safetensors"),
+        lambda run, out: export(run, "onnx", out / "model.onnx"),
         lambda run, out: report.write([report.read(run)], out / "report.html"),
         lambda run, out: plot(run),
         lambda run, out: save_array(out / "a.npy", np.zeros(10_000)),
         lambda run, out: atomic_file.write(out / "a.txt", "a" * 10_000),
     ],
-    ids=["torch", "safetensors", "report", "plot", "save_array", "write"],
+    ids=["torch", "safetensors", "onnx", "report", "plot", "save_array", "write"],
 )
 def test_a_full_disk_leaves_no_part_of_a_file(run, tmp_path, monkeypatch, body):
     monkeypatch.setattr("ssmpi.report.page.drawings", lambda groups: drawings(groups)[:1])  # each takes seconds
@@ -162,22 +164,23 @@ def test_a_file_keeps_its_old_content_until_the_new_one_is_whole(tmp_path):
 
 
 def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("ssmpi.tools.export.state_dict", lambda *_: pytest.fail("read the model first"))
-    with pytest.raises(UserError, match="is a folder"):
-        export(run, "torch", tmp_path)
+    monkeypatch.setattr("ssmpi.checkpoint.model_files.load_tables", lambda *_: pytest.fail("read the model first"))
+    for kind in ("torch", "onnx"):
+        with pytest.raises(UserError, match="is a folder"):
+            export(run, kind, tmp_path)
     monkeypatch.setattr("ssmpi.report.page._draw", lambda *_: pytest.fail("drew the pictures first"))
     with pytest.raises(UserError, match="is a folder"):
         report.write([report.read(run)], tmp_path)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_an_export_replaces_an_export_and_no_text(tmp_path, form):
+@pytest.mark.parametrize("write", [write_torch, write_safetensors])
+def test_an_export_replaces_an_export_and_no_text(tmp_path, write):
     path = tmp_path / "there"
-    FORMATS[form]({"w": np.ones(3, np.float32)}, path)
-    atomic_file.check_replaceable(path, EARLIER)
+    write({"w": np.ones(3, np.float32)}, path)
+    atomic_file.check_replaceable(path, BEGIN)
     path.write_text("\\section{Notes}\n")  # a brace where the JSON of safetensors begins
     with pytest.raises(UserError, match="not an earlier output of this command"):
-        atomic_file.check_replaceable(path, EARLIER)
+        atomic_file.check_replaceable(path, BEGIN)
 
 
 @pytest.mark.parametrize(

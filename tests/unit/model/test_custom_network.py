@@ -437,6 +437,9 @@ def test_it_is_trained_saved_with_its_code_and_resumed(few, tmp_path, alone, cap
     assert score.evaluate(run.folder, "test", None) == 0
     assert "runs code that was saved with it, of net.py" in capsys.readouterr().err
     assert export(run.folder, "safetensors", None) == 0
+    with pytest.raises(DataError, match=r"'cube' \(net\.py:Cube\) is your own, and only torch knows"):
+        export(run.folder, "onnx", None)
+    assert not list(run.folder.glob("*model.*onnx*"))
 
 
 def forget():

@@ -1,18 +1,21 @@
-"""An exported model in the reference's own layout scores as ``ssmpi predict`` does."""
+"""An exported model scores as ``ssmpi predict`` does: in the reference's own layout, and as ONNX."""
 
+import json
 import shutil
 from itertools import combinations
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from own_network import NAMED, write_own
 from ranks import ssmpi
 from runs import train_over_threads
+from safetensors.numpy import load_file
 from torch import nn
 from torch.nn.functional import linear
 
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
 from ssmpi.tools import score
@@ -75,6 +78,20 @@ def scores(state, data):
         return model(dense, [torch.arange(len(dense))] * 26, ids).squeeze(1).numpy()
 
 
+def by_onnx(run, data, folder):
+    """Probabilities of the test split, as somebody computes them who has the two exported files only."""
+    assert export(run, "onnx", folder / "served.onnx") == 0
+    session, tables = (
+        onnxruntime.InferenceSession(folder / "served.onnx"),
+        load_file(folder / "served.tables.safetensors"),
+    )
+    about, (dense, ids) = session.get_modelmeta().custom_metadata_map, columns(data)
+    assert json.loads(about["dense"]) == [f"I{number}" for number in range(1, 14)]
+    rows = np.stack([tables[name][ids[f]] for f, name in enumerate(json.loads(about["tables"]))], axis=1)
+    given = {"dense": dense.numpy(), "rows": rows}
+    return session.run(["probability"], {each.name: given[each.name] for each in session.get_inputs()})[0]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, small_data):
     return train_over_threads(tmp_path_factory.mktemp("run"), small_data, "topology.embedding_ps=3")
@@ -94,11 +111,17 @@ def test_the_reference_loads_it_and_scores_the_same(run, small_data, predicted, 
     if kind == "torch":
         state = torch.load(file, weights_only=True)
     else:
-        from safetensors.torch import load_file
-
-        state = load_file(file)
+        state = {name: torch.from_numpy(values) for name, values in load_file(file).items()}
     np.testing.assert_allclose(scores(state, small_data), predicted, rtol=0, atol=2e-6)
     assert np.ptp(predicted) > 0.1  # a comparison of constants would not tell anything
+
+
+def test_onnxruntime_scores_a_dlrm_the_same(run, small_data, predicted, tmp_path):
+    np.testing.assert_allclose(by_onnx(run.folder, small_data, tmp_path), predicted, rtol=0, atol=2e-6)
+    assert export(run.folder, "onnx", tmp_path / "served.onnx") == 0  # replaces its own files
+    (tmp_path / "served.onnx").write_text("a text")
+    with pytest.raises(UserError, match=r"served\.onnx: is there, and not an earlier output"):
+        export(run.folder, "onnx", tmp_path / "served.onnx")
 
 
 # Networks that the reference does not have, written down from their exports' names: x (batch, 13), vectors and weights
@@ -164,13 +187,30 @@ def test_other_networks_are_exported_by_the_names_of_their_operators(
     assert score.predict(run, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
     predicted, found = np.loadtxt(tmp_path / "scores"), torch.sigmoid(network(state, dense, vectors, weights))
     np.testing.assert_allclose(found.squeeze(1), predicted, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(by_onnx(run, small_data, tmp_path), predicted, rtol=0, atol=2e-6)
     assert np.ptp(predicted) > 0.05
 
 
-def test_a_model_of_the_strongest_values_is_scored_and_not_exported(small_data, tmp_path, alone):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("model.name=dlrm_towers",),
+        ("model.top_k=['bottom.0: 0.9', 'pairs: 0.5']", "model.top_k_scoring=laplace"),
+        ("model.top_k=['bottom.0: 0.9']", "model.top_k_scoring=off"),
+    ],
+)
+def test_onnx_holds_what_a_file_of_tensors_cannot_say(small_data, tmp_path, alone, settings):
+    run = train_over_threads(tmp_path, small_data, "data.batch_size=600", "topology.embedding_ps=0", *settings).folder
+    assert score.predict(run, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
+    predicted = np.loadtxt(tmp_path / "scores")
+    np.testing.assert_allclose(by_onnx(run, small_data, tmp_path), predicted, rtol=0, atol=2e-6)
+    assert np.ptp(predicted) > 0.05
+
+
+def test_a_model_of_the_strongest_values_is_no_file_of_tensors(small_data, tmp_path, alone):
     settings = ("data.batch_size=600", "topology.embedding_ps=0", "model.top_k=['bottom.0: 0.9']")
     run = train_over_threads(tmp_path, small_data, *settings)
-    with pytest.raises(DataError, match=r"bottom.0.top_k.*score it with 'ssmpi predict', or train it without model"):
+    with pytest.raises(DataError, match=r"bottom.0.top_k.*export it with --format onnx, or train it without model"):
         export(run.folder, "torch", tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
     assert score.predict(run.folder, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
@@ -184,6 +224,7 @@ def test_a_model_of_the_strongest_values_is_scored_and_not_exported(small_data, 
     with torch.inference_mode():
         found = model(dense, [torch.arange(len(dense))] * 26, ids).squeeze(1).numpy()
     np.testing.assert_allclose(np.loadtxt(tmp_path / "scores"), found, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(by_onnx(run.folder, small_data, tmp_path), found, rtol=0, atol=2e-6)
 
 
 def test_a_checkpoint_is_not_exported_as_if_it_were_the_model(run, tmp_path, capsys):

@@ -1,0 +1,57 @@
+"""``ssmpi export --format onnx``: two files, the dense network, and beside it the tables as safetensors::
+
+model.onnx                dense (batch, features) and rows (batch, tables, width) to logit and probability (batch,)
+model.tables.safetensors  {feature}: its rows (ids, width): the vector, then the first-order weight, as far as there are
+
+The metadata of ``model.onnx`` names the dense features and the tables in the order of its inputs, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from ssmpi.checkpoint import files
+from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.config import Config
+from ssmpi.core.errors import DataError, UserError
+from ssmpi.files import atomic_file
+from ssmpi.files.run_files import ONNX_TABLES
+from ssmpi.model.estimates import Estimates
+from ssmpi.model.top_k import LAPLACE, scored
+from ssmpi.model.top_k_kernels import threshold
+from ssmpi.tools import tensor_files
+
+BEGIN = re.compile(rb"\x08[\x01-\x7f]\x12\x05ssmpi")  # of a file: the version, the producer
+
+
+def write(config: Config, folder: Path, target: Path) -> str:
+    """Write the model in ``folder`` to ``target`` and its tables beside it; says what was written."""
+    try:
+        from ssmpi.tools import onnx_graph
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise UserError("onnx is not installed: pip install 'ssmpi[onnx]'") from None
+    beside = target.with_name(target.name.removesuffix(".onnx") + ONNX_TABLES)
+    atomic_file.check_replaceable(beside, tensor_files.BEGIN)
+    saved, names = files.read(folder / "dense.h5"), DataOrigin.of_model(folder, config.data.folder).features
+    network = scored(config.network, config.model.top_k_scoring)
+    estimates = Estimates(network)
+    estimates.load(saved)
+    if config.model.top_k_scoring == LAPLACE:
+        estimates.check()
+    thresholds = {name: threshold(own) for name, own in zip(estimates.names, estimates.values, strict=True)}
+    about = {"dense": json.dumps(names.dense), "tables": json.dumps(names.sparse)}
+    try:
+        model = onnx_graph.model_of(network, saved, thresholds, about)
+    except DataError as error:
+        raise DataError(f"{folder}: {error}") from None
+    arrays = {names.sparse[table]: rows for table, rows in tensor_files.tables(config, folder).items()}
+    with atomic_file.whole(beside) as one, atomic_file.whole(target) as other:
+        tensor_files.write_safetensors(arrays, one)
+        other.write_bytes(model.SerializeToString())
+    sizes = [f"{path.stat().st_size / 1e6:,.1f} MB in {path}" for path in (target, beside)]
+    precision = f"; in float32, the model was trained with {config.model.precision}"
+    return f"network, {sizes[0]}; {len(arrays)} tables, {sizes[1]}{precision * (config.model.precision != 'fp32')}"

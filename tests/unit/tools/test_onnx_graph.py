@@ -1,0 +1,116 @@
+"""A network's ONNX graph, as onnxruntime computes it, is torch's forward pass."""
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from ssmpi.core.errors import DataError, UserError
+from ssmpi.model import field_operators, operators, reference, top_k
+from ssmpi.model.network import DENSE, ROWS, Concat, Form, Inputs, Linear, Network, Operator, mlp
+from ssmpi.model.options import DCNv2Options, DeepFMOptions, DLRMTowersOptions, ModelOptions
+from ssmpi.model.top_k import scored
+from ssmpi.model.zoo import network_of
+from ssmpi.tools import export_onnx, onnx_graph
+
+SMALL = {"bottom": (16, 4), "top": (16, 1)}
+NETWORKS = {
+    "dlrm": ModelOptions("dlrm", **SMALL),
+    "towers": ModelOptions("dlrm_towers", **SMALL, dlrm_towers=DLRMTowersOptions(3)),
+    "dcn_v2": ModelOptions("dcn_v2", **SMALL),
+    "dcn_v2 of low rank": ModelOptions("dcn_v2", **SMALL, dcn_v2=DCNv2Options(rank=2)),
+    "deepfm": ModelOptions("deepfm", deepfm=DeepFMOptions((8,))),
+    "logistic": ModelOptions("logistic"),
+    "top-k": ModelOptions("dlrm", **SMALL, top_k=("bottom.0: 0.7", "pairs: 0.5", "top.0: 0.0")),
+}
+INPUTS = Inputs(3, 5, 4)
+
+
+def of_ids_alone(inputs):
+    gates = Linear("gates", (ROWS,), 6, "sigmoid")
+    return Network((gates, *mlp("deep", gates.name, [8, 1], last="none")), inputs)
+
+
+def network(name):
+    return of_ids_alone(INPUTS) if name == "of ids alone" else network_of(NETWORKS[name], INPUTS)
+
+
+def drawn(network, seed=7):
+    """Parameters, and dense (9, 3) and rows (9, 5, width) with equal values among them."""
+    draw = np.random.default_rng(seed)
+    parameters = {name: draw.normal(size=shape).astype(np.float32) for name, shape in network.layout}
+    dense, rows = draw.normal(size=(9, 3)), draw.normal(size=(9, 5, network.rows.width))
+    dense[2], rows[3] = 0.0, 0.5
+    return parameters, dense.astype(np.float32), rows.astype(np.float32)
+
+
+def by_onnx(model, dense, rows):
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    given = {DENSE: dense, ROWS: rows}
+    return session.run(["logit", "probability"], {each.name: given[each.name] for each in session.get_inputs()})
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "of ids alone"])
+def test_it_is_the_forward_pass_of_torch(name):
+    given = network(name)
+    parameters, dense, rows = drawn(given)
+    model = onnx_graph.model_of(given, parameters, {}, {})
+    tensors = {key: torch.from_numpy(value).double() for key, value in parameters.items()}
+    expected = reference.logits(given, tensors, torch.from_numpy(dense).double(), torch.from_numpy(rows).double())
+    for some in (slice(0, 9), slice(3, 4), slice(0, 0)):
+        logits, probabilities = by_onnx(model, dense[some], rows[some])
+        np.testing.assert_allclose(logits, expected[some], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(probabilities, torch.sigmoid(expected[some]), rtol=0, atol=1e-6)
+    assert np.ptp(expected.numpy()) > 0.1
+
+
+def test_thresholds_are_constants():
+    given = scored(network("top-k"), "laplace")
+    parameters, dense, rows = drawn(given)
+    least = {"bottom.0.top_k": 0.8, "pairs.top_k": 1.5, "top.0.top_k": 0.0}
+    values = {DENSE: dense, ROWS: rows.reshape(9, -1)}
+    tensors = {key: torch.from_numpy(value) for key, value in parameters.items()}
+    for operator in given.operators:
+        inputs = [torch.from_numpy(values[name]) for name in operator.inputs]
+        if isinstance(operator, top_k.Threshold):
+            x = inputs[0].numpy()
+            values[operator.name] = np.where(np.abs(x) < least[operator.name], 0, x)
+        else:
+            values[operator.name] = reference.output(operator, tensors, inputs).numpy()
+    logits, _ = by_onnx(onnx_graph.model_of(given, parameters, least, {}), dense, rows)
+    np.testing.assert_allclose(logits, values["top.2"].squeeze(1), rtol=1e-5, atol=1e-5)
+
+
+def test_every_kind_of_operator_is_among_these():
+    """So a new one has a form in ONNX, or this fails."""
+    kinds = {
+        kind
+        for module in (operators, field_operators, top_k)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Operator) and kind is not Operator
+    }
+    used = {type(operator) for name in [*NETWORKS, "of ids alone"] for operator in network(name).operators}
+    assert kinds == {*used, top_k.Threshold}
+
+
+@dataclass(frozen=True)
+class Cube(Operator):
+    def form(self, *widths):
+        return Form(widths[0])
+
+
+def test_an_operator_without_a_form_is_named():
+    given = Network((Concat("all", (DENSE, ROWS)), Cube("cube", ("all",)), Linear("logit", ("cube",), 1)), INPUTS)
+    with pytest.raises(DataError, match="operator 'cube': the ONNX form of Cube is not written: score with"):
+        onnx_graph.model_of(given, drawn(given)[0], {}, {})
+
+
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(sys.modules, "ssmpi.tools.onnx_graph")
+    monkeypatch.delattr("ssmpi.tools.onnx_graph")
+    with pytest.raises(UserError, match=r"onnx is not installed: pip install 'ssmpi\[onnx\]'"):
+        export_onnx.write(None, tmp_path, tmp_path / "model.onnx")
