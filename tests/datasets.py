@@ -1,5 +1,6 @@
 """Small prepared data sets with something to learn in them: clicks come from a logistic model over ids and counts."""
 
+import json
 from pathlib import Path
 
 import h5py
@@ -36,6 +37,14 @@ def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES,
             entries.append(write(folder, split, number, ids, dense, label, labelled))
         splits[split] = Split(tuple(entries))
     write_manifest(folder, Manifest(tuple(cardinalities), splits, labelled, features=features))
+    return folder
+
+
+def name_group(folder, feature):
+    """Record in a data set that metrics by group are of a feature, as ``ssmpi-prepare table`` does. Returns the folder."""
+    body = json.loads((folder / "manifest.json").read_text())
+    body["provenance"] = {"arguments": {"schema.group": feature}}
+    (folder / "manifest.json").write_text(json.dumps(body))
     return folder
 
 

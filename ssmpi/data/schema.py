@@ -124,6 +124,12 @@ class Manifest:
                     del shard["list_ids"]
         return body
 
+    @property
+    def group(self) -> int | None:
+        """The sparse feature that the schema named as its group, which metrics by group are of; None without one."""
+        name = self.provenance.get("arguments", {}).get("schema.group")
+        return self.features.sparse.index(name) if name in self.features.sparse else None
+
     def has_rows(self, name: str) -> bool:
         """Whether there is such a split with anything in it."""
         return name in self.splits and self.splits[name].rows > 0

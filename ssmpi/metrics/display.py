@@ -30,8 +30,9 @@ def describe(metrics: dict[str, float]) -> str:
         for name, value in metrics.items()
         if name.startswith(DENSITY)
     )
+    by_group = f", GAUC {metrics['gauc']:.5f} (of {metrics['gauc_share']:.1%} of the rows)" if "gauc" in metrics else ""
     return (
         f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f}"
         f" (+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration"
-        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows{passed}"
+        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows{by_group}{passed}"
     )

@@ -22,6 +22,14 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "auc_error": (SCORED, "bound of the error that the bins make in `auc`"),
     "accuracy": (SCORED, "share of rows whose score is on the right side of 0.5"),
     "calibration": (SCORED, "predicted over actual clicks"),
+    "gauc": (
+        (EVALUATION,),
+        "AUC within a group's rows, averaged over groups by their rows, if the schema of the data names a `group`",
+    ),
+    "gauc_share": (
+        (EVALUATION,),
+        "share of the rows that `gauc` is over: others have no group or a rare one, or their group has one label only",
+    ),
     "sync_gap_trainer": ((TRAIN,), "iterations of a replica between two rounds"),
     "sync_gap_thread": ((TRAIN,), "iterations of a worker thread between two rounds"),
     "round_seconds": ((TRAIN,), "seconds per round"),

@@ -19,6 +19,7 @@ from ssmpi.embedding.client import Lookups
 from ssmpi.host.clock import Clock
 from ssmpi.metrics.results import RunResults, Scored
 from ssmpi.model.estimates import VALUES
+from ssmpi.roles.group_scores import WHOM, GroupScores, gauc
 from ssmpi.roles.shard_check import check, share
 
 if TYPE_CHECKING:
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
     from ssmpi.model.replica import ThreadModel
 
 EVALUATION_THREADS = 500  # message tags of evaluating threads start here, after the worker threads'
+
+
+@dataclass
+class ThreadScores:
+    """What one thread has scored; ``estimates`` counted what passed."""
+
+    groups: GroupScores
+    quality: Quality = field(default_factory=Quality)
+    estimates: Estimates | None = None
 
 
 @dataclass
@@ -50,11 +60,10 @@ class Evaluator:
         silently. All trainers must call it, while training is paused.
         """
         reader = SplitReader(self.folder, split, 16 * self.options.batch_size)
-        trainers, parts = self.world.trainers, [Quality() for _ in range(self.world.topology.threads)]
-        counted: list[Estimates] = []
+        trainers, group = self.world.trainers, reader.manifest.group
+        parts = [ThreadScores(groups=GroupScores(group)) for _ in range(self.world.topology.threads)]
         threads = [
-            start(self.world, f"evaluate {k}", self._score, reader, vector, k, (part, counted))
-            for k, part in enumerate(parts)
+            start(self.world, f"evaluate {k}", self._score, reader, vector, k, part) for k, part in enumerate(parts)
         ]
         if split not in self._checked:
             shards = share(range(len(reader.shards)), set(), trainers.rank, trainers.size)
@@ -65,29 +74,30 @@ class Evaluator:
             thread.join()
         mine = Quality()
         for part in parts:
-            mine.merge(part)
+            mine.merge(part.quality)
+        counted = [part.estimates for part in parts if part.estimates]
         passed = np.sum([estimates.values[:, VALUES:] for estimates in counted], axis=0)
         words = np.concatenate([[float(self.stop.stopping)], mine.sums, mine.histogram.reshape(-1), passed.reshape(-1)])
-        wait(trainers.iallreduce(words), waiting, "the other trainers (to evaluate)")
+        wait(trainers.iallreduce(words), waiting, WHOM)
         if words[0]:
             return None
         end = words.size - passed.size
         edge = end - 2 * BINS
         quality = Quality(words[edge:end].astype(np.int64).reshape(2, BINS), words[1:edge])
         densities = counted[0].densities(words[end:].reshape(passed.shape))
-        return {"rows": float(words[1]), **quality.compute(), **densities}
+        by_group = gauc([part.groups for part in parts], words[1], trainers, waiting)
+        return {"rows": float(words[1]), **quality.compute(), **by_group, **densities}
 
-    def _score(
-        self, reader: SplitReader, vector: np.ndarray, thread: int, found: tuple[Quality, list[Estimates]]
-    ) -> None:  # fmt: skip
-        """One thread's share: every ``threads * trainers``-th block; what it ``found``."""
+    def _score(self, reader: SplitReader, vector: np.ndarray, thread: int, found: ThreadScores) -> None:
+        """One thread's share: every ``threads * trainers``-th block."""
         model, lookups = self.scoring_model(vector), self.lookups(EVALUATION_THREADS + thread)
-        quality, counted = found
-        counted.append(model.estimates)
+        found.estimates = model.estimates
         trainers, threads = self.world.trainers, self.world.topology.threads
         first, step = trainers.rank * threads + thread, trainers.size * threads
         for batch, rows in lookups.prefetched(self._batches(reader, range(first, len(reader.blocks), step))):
-            quality.add(model.score(batch.dense, rows.values), batch.labels)
+            logits = model.score(batch.dense, rows.values)
+            found.quality.add(logits, batch.labels)
+            found.groups.add(batch, logits)
 
     def _batches(self, reader: SplitReader, numbers: range) -> Iterator[Batch]:
         """The batches of some blocks in file order, until asked to stop."""

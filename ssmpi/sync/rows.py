@@ -11,11 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ssmpi.comm.waiting import wait_all
+from ssmpi.comm.to_owners import to_owners
 from ssmpi.core.protocols import RowLookup
 from ssmpi.sync.round_context import RoundContext
 
-KEYS, GRADIENTS = range(2)  # tags
 SERVER = 1 << 32  # a row's key is its PS times this plus its number there
 
 
@@ -90,7 +89,9 @@ class SynchronousRows:
         owners = keys % size
         share, factor, counts = self._agreement.agree(examples, factor, np.bincount(owners, minlength=size))
         order = np.argsort(owners, kind="stable")
-        ours, parts = self._exchange(keys[order], gradients[order] * np.float32(share), counts)
+        sent = [keys[order], gradients[order] * np.float32(share)]
+        context = self._context
+        ours, parts = to_owners(context.replicas, sent, counts, context.waiting, "the other trainers' row gradients")
         unique, places = np.unique(ours, return_inverse=True)
         if len(unique):
             summed = np.zeros((len(unique), self._width), np.float32)
@@ -98,28 +99,3 @@ class SynchronousRows:
             assert self._tables
             self._tables.update(SummedRows(unique, self._servers), summed, factor, thread)
             self._tables.drain()
-
-    def _exchange(self, keys: np.ndarray, gradients: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Send each trainer the rows that it owns; returns the rows that this trainer owns from all trainers, in
-        trainer order. ``counts[i, j]`` rows go from trainer i to j; ``keys`` and ``gradients`` are in the order of
-        their owners.
-        """
-        trainers, rank = self._context.replicas, self._context.replicas.rank
-        starts = np.concatenate([[0], np.cumsum(counts[rank])])
-        ends = np.concatenate([[0], np.cumsum(counts[:, rank])])
-        ours = np.empty(ends[-1], np.int64)
-        parts = np.empty((ends[-1], self._width), np.float32)
-        requests = []
-        for other in range(trainers.size):
-            out, into = slice(*starts[other : other + 2]), slice(*ends[other : other + 2])
-            if other == rank:
-                ours[into], parts[into] = keys[out], gradients[out]
-                continue
-            if counts[other, rank]:
-                requests.append(trainers.irecv(ours[into], other, KEYS))
-                requests.append(trainers.irecv(parts[into], other, GRADIENTS))
-            if counts[rank, other]:
-                requests.append(trainers.isend(keys[out], other, KEYS))
-                requests.append(trainers.isend(gradients[out], other, GRADIENTS))
-        wait_all(requests, self._context.waiting, "the other trainers' row gradients")
-        return ours, parts

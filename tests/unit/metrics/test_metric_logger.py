@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from datasets import CARDINALITIES
+from datasets import CARDINALITIES, make_dataset, name_group
 from faults import no_room
 from runs import train_over_threads
 
@@ -94,7 +94,7 @@ def test_rounds_in_figures(tmp_path, small_data):
         assert line["sync_gap_thread"] == line["sync_gap_trainer"] > 0
 
 
-def test_every_field_is_documented_and_every_documented_field_is_written(tmp_path, small_data, monkeypatch, inject):
+def test_every_field_is_documented_and_every_documented_field_is_written(tmp_path, monkeypatch, inject):
     """By kind of line: rounds, evaluations, a checkpoint that finds the disk full, and later ones that do not; saves of
     rows, the first of which fails too.
     """
@@ -120,7 +120,8 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
     )
     sparse = ("sync.algorithm=async_ps", "sync.codec=threshold:0.9")
     options = (*SETTINGS[1:], *EASGD, *sparse, *often, "evaluate.replica=true", "checkpoint.priority=mfu")
-    run = train_over_threads(tmp_path, small_data, *options, memory=tmp_path)
+    data = name_group(make_dataset(tmp_path / "data", 6_000, shard=2_300), "C9")
+    run = train_over_threads(tmp_path, data, *options, memory=tmp_path)
     found = {}
     for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()):
         found.setdefault(line["kind"], set()).update(line)

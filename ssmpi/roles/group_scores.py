@@ -1,0 +1,61 @@
+"""GAUC over all trainers: scores of a group's rows meet on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmpi.comm.to_owners import to_owners
+from ssmpi.comm.waiting import WaitOptions, wait
+from ssmpi.core.group_auc import SCORE, group_auc_sums
+from ssmpi.data.schema import RARE_ID
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+    from ssmpi.data.batch import Batch
+
+WHOM = "the other trainers (to evaluate)"
+
+
+class GroupScores:
+    """What one thread has scored, of rows whose group has an id of its own in the sparse ``feature``: rows without a
+    group share an id, and rare groups share one, and neither is a group.
+    """
+
+    def __init__(self, feature: int | None) -> None:
+        self.feature, self._parts = feature, [np.empty(0, SCORE)]
+
+    def add(self, batch: Batch, logits: np.ndarray) -> None:
+        """Keep the scores of a batch, logits float32 (batch,); nothing if the data has no groups."""
+        if self.feature is None:
+            return
+        groups = batch.ids[:, self.feature]
+        known = groups > RARE_ID
+        part = np.empty(np.count_nonzero(known), SCORE)
+        part["group"], part["logit"], part["label"] = groups[known], logits[known], batch.labels[known]
+        self._parts.append(part)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """SCORE (rows,): all that was kept."""
+        return np.concatenate(self._parts)
+
+
+def gauc(threads: Sequence[GroupScores], rows: float, trainers: Conversation, waiting: WaitOptions) -> dict[str, float]:
+    """GAUC of what all trainers have scored, and the share of the ``rows`` that it is over; nothing if the data has no
+    groups. Every trainer calls it with what its ``threads`` have, and gets the same.
+    """
+    if threads[0].feature is None:
+        return {}
+    scores = np.concatenate([thread.rows for thread in threads])
+    owners = scores["group"] % trainers.size
+    counts = np.zeros((trainers.size, trainers.size), np.int64)
+    counts[trainers.rank] = np.bincount(owners, minlength=trainers.size)
+    wait(trainers.iallreduce(counts), waiting, WHOM)
+    (ours,) = to_owners(trainers, [scores[np.argsort(owners, kind="stable")]], counts, waiting, WHOM)
+    sums = group_auc_sums(ours)
+    wait(trainers.iallreduce(sums), waiting, WHOM)
+    total, over = map(float, sums)
+    return {"gauc": total / over if over else np.nan, "gauc_share": over / rows if rows else np.nan}

@@ -1,0 +1,75 @@
+"""GAUC of a run: the scores of a group's rows meet, whatever trainers and threads have scored them."""
+
+import json
+
+import numpy as np
+import pytest
+from datasets import FEW, FEW_CARDINALITIES, make_dataset, name_group
+from ranks import over_threads
+from runs import train_over_threads
+
+from ssmpi.comm.waiting import WaitOptions
+from ssmpi.core.topology import Topology
+from ssmpi.data.batch import Batch
+from ssmpi.data.reader import SplitReader
+from ssmpi.roles.group_scores import GroupScores, gauc
+from ssmpi.tools import score
+
+
+def by_user(users, scores, labels):
+    """GAUC and the share of the rows that it is over; users 0 and 1 are none."""
+    weighted, rows = 0.0, 0
+    for user in sorted(set(users) - {0, 1}):
+        own, clicked = scores[users == user], labels[users == user] == 1
+        if 0 < clicked.sum() < len(own):
+            difference = own[clicked][:, None] - own[~clicked][None, :]
+            weighted += len(own) * ((difference > 0).mean() + (difference == 0).mean() / 2)
+            rows += len(own)
+    return weighted / rows, rows / len(users)
+
+
+def score_a_share(world, ids, logits, labels):
+    """A body: each trainer has every third batch of 100 rows, on two threads."""
+    if world.role != "trainer":
+        return None
+    threads = [GroupScores(1), GroupScores(1)]
+    for number, first in enumerate(range(0, len(ids), 100)):
+        rows = slice(first, first + 100)
+        if number % 3 == world.index:
+            threads[number % 2].add(Batch(ids[rows], np.empty((100, 0), np.float32), labels[rows]), logits[rows])
+    return gauc(threads, len(ids), world.trainers, WaitOptions())
+
+
+def test_trainers_agree_on_what_all_of_them_have_scored():
+    draw = np.random.default_rng(3)
+    ids = draw.integers(0, 40, (2_000, 3)).astype(np.int32)
+    logits = draw.normal(size=2_000).round(1).astype(np.float32)
+    labels = (draw.random(2_000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    labels[ids[:, 1] == 7] = 0
+    found = over_threads(Topology(3), score_a_share, ids, logits, labels)[:3]
+    assert found == [found[0]] * 3
+    expected = by_user(ids[:, 1], logits, labels)
+    np.testing.assert_allclose((found[0]["gauc"], found[0]["gauc_share"]), expected, rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Five features; users are groups."""
+    folder, few = tmp_path_factory.mktemp("grouped"), {"cardinalities": FEW_CARDINALITIES, "features": FEW}
+    return name_group(make_dataset(folder, 6_000, shard=200, **few), "user")
+
+
+def test_a_run_reports_it_and_evaluate_prints_it(data, tmp_path, alone, capsys):
+    run = train_over_threads(tmp_path, data, "topology.trainers=2", "topology.threads=2", "sync.algorithm=ma")
+    reader = SplitReader(data, "test", 65536)
+    blocks = [reader.read(block) for block in reader.blocks]
+    users, labels = (np.concatenate(parts) for parts in zip(*((b.ids[:, 0], b.labels) for b in blocks), strict=True))
+    assert score.predict(run.folder, score.ScoringInput(data, "test", None), tmp_path / "scores") == 0
+    expected, share = by_user(users, np.loadtxt(tmp_path / "scores"), labels)
+    assert (run.quality()["gauc"], run.quality()["gauc_share"]) == pytest.approx((expected, share), abs=1e-6)
+    assert 0.3 < share < 1
+    capsys.readouterr()
+    assert score.evaluate(run.folder, "test", None) == 0
+    assert f", GAUC {expected:.5f} (of {share:.1%} of the rows)" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["gauc"] for line in lines if line.get("split") == "test"] == [run.quality()["gauc"]]
