@@ -46,6 +46,10 @@ class TrainingError(UserError):
     """Training that cannot continue: a loss that is not finite, an id beyond its table."""
 
 
+class LaunchError(RuntimeError):
+    """A launched job has ended without a finished run, and not because of bad input."""
+
+
 class PeerError(RuntimeError):
     """Another rank did not answer in time, or is gone."""
 
