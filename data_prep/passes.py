@@ -60,7 +60,7 @@ def _make(job: Preparation) -> Manifest:
     options, ranks = job.options, job.ranks
     counting = every_row if job.fitting and (options.fit_on == "all" or job.format.splits_rows) else None
     found = scan(job, "scan", "pass 1: check and count" if counting else "pass 1: check", counting)
-    job.format.check(found.records, job.sources)
+    job.format.check(found.records, job.sources, fitting=job.fitting)
     ranges = _split(job, found)
     vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
     say(ranks, size_table(vocabulary))

@@ -172,8 +172,10 @@ class RowFormat(ABC):
         """The count below which tokens of a sparse feature are rare."""
         return options.min_count
 
-    def check(self, records: Sequence[Any], sources: Sequence[RawSource]) -> None:  # noqa: B027 - nothing to check
-        """Raise RawDataError if what pass 1 has found of the pieces (``PieceRecord``) cannot be prepared."""
+    def check(self, records: Sequence[Any], sources: Sequence[RawSource], *, fitting: bool) -> None:  # noqa: B027
+        """Raise RawDataError if what pass 1 has found of the pieces (``PieceRecord``) cannot be prepared; ``fitting`` a
+        vocabulary.
+        """
 
     def hash_range(self, feature: int) -> int:
         """The number of ids of a feature whose tokens are hashed instead of counted; 0 for others."""

@@ -41,7 +41,7 @@ def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES,
 
 
 def name_group(folder, feature):
-    """Record in a data set that metrics by group are of a feature, as ``ssmpi-prepare table`` does. Returns the folder."""
+    """Let a data set have groups, the ids of a feature, as ``ssmpi-prepare table`` records it. Returns the folder."""
     body = json.loads((folder / "manifest.json").read_text())
     body["provenance"] = {"arguments": {"schema.group": feature}}
     (folder / "manifest.json").write_text(json.dumps(body))

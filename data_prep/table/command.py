@@ -31,11 +31,19 @@ def prepare(schema: Path, files: Sequence[Path], options: PrepareOptions, ranks:
 
     Every rank of the job calls it. Raises UserError, on all ranks, for invalid input.
     """
-    return run(lambda: _open_job(schema, files, options, ranks))
+    return run(lambda: _open_job(ranks.first(lambda: read_schema(schema)), files, options, ranks))
 
 
-def _open_job(path: Path, files: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Preparation:
-    schema = ranks.first(lambda: read_schema(path))
+def prepare_to_score(schema: Path, file: Path, vocabulary: Path, output: Path) -> Manifest:
+    """Prepare the rows of a file, in their order, as the unlabelled split ``test``: the features that a schema names,
+    without its label, time and group, which new rows need not have. Raises UserError for invalid input.
+    """
+    features = replace(read_schema(schema), label=None, time="", group="")
+    options = PrepareOptions(output, vocabulary=vocabulary, split="none", split_name="test")
+    return run(lambda: _open_job(features, [file], options, Ranks()))
+
+
+def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Preparation:
     if options.split:
         shares = (1.0,) if options.split == "none" else parse_fractions(options.split)
         schema = replace(schema, split=SplitRule("rows", shares))

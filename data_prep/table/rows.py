@@ -286,12 +286,12 @@ class TableFormat(RowFormat):
         about = {"features": list(self.features.sparse), "hashed": hashed, "scale": scale.tolist()}
         return about | {"table": self.schema.columns_identity()}
 
-    def check(self, records: Sequence[Any], sources: Sequence[RawSource]) -> None:
-        """Refuse a feature that is missing in every row, and files that are not in the order of time."""
+    def check(self, records: Sequence[Any], sources: Sequence[RawSource], *, fitting: bool) -> None:
+        """Refuse a feature to fit that is missing in every row, and files that are not in the order of time."""
         rows = sum(record.rows for record in records)
         missing = np.sum([record.missing for record in records], axis=0)
         for name, count in zip(self.features.dense + self.features.sparse, missing, strict=True):
-            if rows and count == rows:
+            if fitting and rows and count == rows:
                 raise RawDataError(
                     f"column {name!r} is missing in all {rows:,} rows; take it out of {self.schema.path}"
                 )

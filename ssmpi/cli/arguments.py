@@ -90,9 +90,13 @@ def add_scores(among: Commands) -> None:
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--split", default="test", help="split to score (default: test)")
     sub.add_argument("--data", type=Path, help="another prepared data folder than the run's, of the same vocabulary")
-    sub = add(among, "predict", commands.predict, "write the scores of a raw Criteo file or a prepared split")
+    sub = add(among, "predict", commands.predict, "write the scores of a raw file or a prepared split")
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("input", type=Path, help="raw file (labelled or not) or prepared data folder")
+    text = (
+        "what the columns of a raw table are: the schema that the training data was prepared with (default: Criteo's)"
+    )
+    sub.add_argument("--schema", type=Path, help=text)
     sub.add_argument("--split", default="test", help="split of a prepared folder (default: test)")
     sub.add_argument("--vocabulary", type=Path, help="vocabulary for a raw file (default: the training data's)")
     sub.add_argument("--output", type=Path, required=True, help="text file, one probability a line")
@@ -108,7 +112,7 @@ def add_records(among: Commands) -> None:
     )
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--no-checksums", action="store_true", help="do not read the files")
-    text = "write a run's model as one file; a DLRM in the layout of facebookresearch/dlrm"
+    text = "write a run's model for other programs: tensors, a DLRM's as facebookresearch/dlrm has them, or ONNX"
     sub = add(among, "export", commands.export, text)
     sub.add_argument("run", type=Path, help="run folder")
     text = "torch (default), a state_dict; safetensors; onnx: the network, with the tables as safetensors beside it"

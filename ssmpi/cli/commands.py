@@ -182,7 +182,7 @@ def predict(arguments: argparse.Namespace) -> int:
     """``ssmpi predict``."""
     from ssmpi.tools import score
 
-    source = score.ScoringInput(arguments.input, arguments.split, arguments.vocabulary)
+    source = score.ScoringInput(arguments.input, arguments.split, arguments.vocabulary, arguments.schema)
     return score.predict(arguments.run, source, arguments.output)
 
 

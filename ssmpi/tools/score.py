@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +34,14 @@ from ssmpi.roles.embedding_ps import serve_embeddings
 
 @dataclass(frozen=True)
 class ScoringInput:
-    """What to score: a raw file with ``vocabulary`` (default: the training data's), or a split of a prepared folder."""
+    """What to score: a raw file with ``vocabulary`` (default: the training data's), Criteo's or with columns as a
+    ``schema`` says, or a split of a prepared folder.
+    """
 
     path: Path
     split: str
     vocabulary: Path | None
+    schema: Path | None = None
 
     @property
     def prepared(self) -> Path | None:
@@ -98,9 +104,12 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
 
 def predict(run: Path, source: ScoringInput, file: Path) -> int:
     """Write one click probability per line, in the order of the rows; the file appears once it is complete."""
-    with joined() as job:
+    with joined() as job, contextlib.ExitStack() as temporary:
         saved, source = job.agree(lambda: open_input(run, job.size, source, file))
         model_files.check(job, saved.folder)
+        if source.schema:
+            folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent))
+            source = prepared_table(source, Path(folder))
         from ssmpi.roles.scorer import Scorer
 
         scorer = Scorer(saved.config, World(job, saved.config.topology), saved.folder)
@@ -134,19 +143,45 @@ def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple
     atomic_file.check_replaceable(file, re.compile(rb"[01]\.\d{8}\n"))
     saved = open_run(run, ranks)
     if source.prepared:
-        if source.vocabulary:
-            raise SettingsError(f"--vocabulary is for raw files, and {source.prepared} is prepared: leave it out")
+        for option in ("vocabulary", "schema"):
+            if getattr(source, option):
+                raise SettingsError(f"--{option} is for raw files, and {source.prepared} is prepared: leave it out")
         reader = SplitReader(source.prepared, source.split, 65536)
         saved.origin.check(source.prepared, reader.manifest)
         reader.check()
         return saved, source
-    if saved.origin.features != CRITEO:
+    if source.schema:
+        check_schema(source.schema, saved.origin)
+    elif saved.origin.features != CRITEO:
         raise DataError(
             f"{source.path}: raw files are read as Criteo's rows, and this model was trained on other features "
-            f"({described(saved.origin.features)}): name a prepared folder of them"
+            f"({described(saved.origin.features)}): name the schema that its data was prepared with (--schema), or a "
+            "prepared folder"
         )
     vocabulary = source.vocabulary or saved.origin.find(saved.config.data.folder)
     return saved, dataclasses.replace(source, vocabulary=saved.origin.check_vocabulary(vocabulary))
+
+
+def check_schema(path: Path, origin: DataOrigin) -> None:
+    """DataError if a schema names other features than those that a model was trained on."""
+    from data_prep.table.schema import read_schema
+
+    if (features := read_schema(path).features) != origin.features:
+        raise DataError(
+            f"{path}: other features ({described(features)}) than the data this model was trained on "
+            f"({described(origin.features)}): name the schema that it was prepared with"
+        )
+
+
+def prepared_table(source: ScoringInput, folder: Path) -> ScoringInput:
+    """The rows of a table as a prepared split in an empty ``folder``."""
+    from data_prep.table.command import prepare_to_score
+
+    assert source.schema
+    assert source.vocabulary
+    with contextlib.redirect_stdout(sys.stderr):  # how preparation goes on is no result
+        prepare_to_score(source.schema, source.path, source.vocabulary, folder)
+    return ScoringInput(folder, "test", None)
 
 
 def _batches(saved: SavedModel, source: ScoringInput) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""Runs from Python, as far as no ranks are needed: settings, records, errors, interrupts; see ``mpi/test_api.py``."""
+"""Runs from Python without ranks: settings, records, errors, interrupts. With: ``mpi/test_run_from_python.py``."""
 
 import subprocess
 import sys
