@@ -98,8 +98,8 @@ class RowLookup(RowSet, Protocol):
     def all_mapped(self) -> bool:
         """Whether this process can access all of them: then they have arrived, and need not be requested."""
 
-    def push(self, gradients: np.ndarray, rate: float, epsilon: float) -> None:
-        """Update the mapped rows by gradients of ``values``."""
+    def push(self, gradients: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
+        """Update the mapped rows by gradients of ``values`` and an optimizer's numbers."""
 
     def summed(self, gradients: np.ndarray) -> np.ndarray:
         """Gradients of ``values`` summed by row, float32 (unique rows, width)."""

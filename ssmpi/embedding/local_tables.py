@@ -20,7 +20,6 @@ class LocalTables:
 
     def __init__(self, arena: Arena, saver: Saver | None = None, traffic: Traffic | None = None) -> None:
         self.arena, self._saver, self._traffic = arena, saver, traffic or Traffic()
-        self._rate, self._epsilon = arena.options.settings.rate, arena.options.settings.epsilon
         self._path = Path()
 
     @property
@@ -36,7 +35,7 @@ class LocalTables:
 
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""
-        lookup.push(gradients, self._rate * factor, self._epsilon)
+        lookup.push(gradients, self.arena.options.optimizer.numbers, factor)
         self._traffic.add_rows(2 * lookup.unique_count)  # read by the lookup, and updated
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:

@@ -63,11 +63,11 @@ class Lookup:
         """Fill ``values`` from the unique rows, which have arrived."""
         lookup_kernels.expand_rows(self._args.words, self.batch * self._features)
 
-    def push(self, gradients: np.ndarray, rate: float, epsilon: float) -> None:
+    def push(self, gradients: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
         """Sum gradients float32 (batch, features, width) with respect to ``values`` by row, and update the rows that
-        this process can access.
+        this process can access by an optimizer's numbers, at ``factor`` times the learning rate.
         """
-        lookup_kernels.push(self._args.words, gradients, rate, epsilon)
+        lookup_kernels.push(self._args.words, gradients, optimizer, factor)
 
     def summed(self, gradients: np.ndarray) -> np.ndarray:
         """Gradients (as in ``push``) summed by row, float32 (unique rows, width); valid until another lookup of this

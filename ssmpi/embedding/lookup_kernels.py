@@ -10,7 +10,8 @@ import numpy as np
 from numba import njit
 
 from ssmpi.compiled.kernel_args import array_at
-from ssmpi.embedding.kernels import gather, grouped_adagrad, route, rowwise_adagrad, sgd, sum_by_row
+from ssmpi.embedding.kernels import gather, route, sum_by_row
+from ssmpi.embedding.row_optimizers import update
 
 # Places in a lookup's arguments. From MAPPED on: weights and state of each PS, empty if they are not mapped here.
 LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, UNIQUE, VALUES, SUMMED, MAPPED = range(0, 26, 2)
@@ -60,10 +61,8 @@ def sum_gradients(args: np.ndarray, gradients: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def push(args: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float) -> None:
-    """Sum the gradients, then update all accessible rows: with row-wise Adagrad if there is optimizer state, else with
-    SGD.
-    """
+def push(args: np.ndarray, gradients: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
+    """Sum the gradients, then update all accessible rows by the numbers of an ``optimizer``."""
     sum_gradients(args, gradients)
     starts, rows, summed = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32), _by_row(args, SUMMED)
     for server in range(starts.size - 1):
@@ -72,13 +71,8 @@ def push(args: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float) -
         if weights.size:
             part, width = slice(starts[server], starts[server + 1]), summed.shape[1]
             count = weights.size // width
-            table = weights.reshape(count, width)
-            if not state.size:
-                sgd(table, rows[part], summed[part], rate)
-            elif state.size == count:
-                rowwise_adagrad(table, state, rows[part], summed[part], rate, epsilon)
-            else:
-                grouped_adagrad(table, state.reshape(count, 2), rows[part], summed[part], rate, epsilon)
+            table, states = weights.reshape(count, width), state.reshape(count, state.size // count)
+            update(optimizer, table, states, rows[part], summed[part], factor)
 
 
 @njit(cache=True, nogil=True)

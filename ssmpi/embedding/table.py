@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,11 +13,13 @@ import h5py
 import numpy as np
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
+from ssmpi.core import optimizer_options
 from ssmpi.core.errors import DataError
 from ssmpi.core.row_layout import RowLayout
-from ssmpi.core.settings import FLOAT32, require, within
-from ssmpi.embedding import kernels
+from ssmpi.core.settings import require, within
+from ssmpi.embedding import kernels, row_optimizers
 from ssmpi.embedding.placement import Part, Placement
+from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
 
 ROWS_AT_A_TIME = 1 << 18  # when loading
 ROWS = "rows"  # the name of an arena in the memory of its rank
@@ -28,7 +31,7 @@ Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and the nu
 class EmbeddingOptions:
     """The ``[embedding]`` section.
 
-    ``optimizer`` is ``sgd`` or ``rowwise_adagrad``; ``rate`` its learning rate (the schedule multiplies it). With
+    ``optimizer`` is one of ``ROW_OPTIMIZERS``; ``rate`` its learning rate (the schedule multiplies it). With
     ``prefetch`` a thread asks for the next batch's rows before it trains on this one: the round trip is hidden, and
     rows are one of its own batches old. Without, one thread computes exactly what a single process would.
     ``transport`` is how a trainer reaches a PS: ``shared`` maps its memory and works on the rows in place, ``messages``
@@ -46,13 +49,7 @@ class EmbeddingOptions:
 
     def __post_init__(self) -> None:
         within("dim", self.dim, 1, 65_536)
-        require(
-            self.optimizer in ("sgd", "rowwise_adagrad"),
-            f"optimizer is 'sgd' or 'rowwise_adagrad', got {self.optimizer!r}",
-        )
-        within("rate", self.rate, 0.0, FLOAT32)
-        within("epsilon", self.epsilon, 1 / FLOAT32, FLOAT32)
-        within("initial_state", self.initial_state, 0.0, FLOAT32)
+        optimizer_options.check(self, ROW_OPTIMIZERS)
         require(
             self.transport in ("auto", "shared", "messages"),
             f"transport is 'auto', 'shared' or 'messages', got {self.transport!r}",
@@ -69,22 +66,21 @@ class RowOptions:
     settings: EmbeddingOptions
     layout: RowLayout
 
-    @property
-    def adagrad(self) -> bool:
-        """Whether rows have accumulators, one for each group of columns."""
-        return self.settings.optimizer == "rowwise_adagrad"
+    @cached_property
+    def optimizer(self) -> RowOptimizer:
+        """What updates them."""
+        return ROW_OPTIMIZERS[self.settings.optimizer](self.settings, self.layout)
 
     @property
     def row_bytes(self) -> int:
         """Memory of one row with its optimizer state."""
-        return 4 * self.layout.width + (4 * self.layout.groups if self.adagrad else 0)
+        return 4 * (self.layout.width + self.optimizer.floats)
 
 
 class RowArray:
-    """``weights`` float32 (rows, width) and, for row-wise Adagrad, ``state`` float32 (rows, groups of columns), one
-    after the other in ``memory``, uint8 of ``count * options.row_bytes``; for other optimizers ``state`` is empty. Rows
-    are not padded to whole cache lines: rows of 17 floats are pulled and updated as fast as padded ones of 20, 24 or
-    32, and faster if the table fits in cache.
+    """``weights`` float32 (rows, width) and their optimizer's ``state`` float32 (rows, floats of one), one after the
+    other in ``memory``, uint8 of ``count * options.row_bytes``. Rows are not padded to whole cache lines: rows of 17
+    floats are pulled and updated as fast as padded ones of 20, 24 or 32, and faster if the table fits in cache.
     """
 
     def __init__(self, options: RowOptions, memory: np.ndarray, count: int) -> None:
@@ -92,20 +88,14 @@ class RowArray:
         edge = 4 * count * layout.width
         self.options = options
         self.weights = memory[:edge].view(np.float32).reshape(count, layout.width)
-        self.state = memory[edge:].view(np.float32).reshape(-1, layout.groups)
-        self._sums = self.state if layout.groups > 1 else self.state.reshape(-1)
-        self._rate, self._epsilon = options.settings.rate, options.settings.epsilon
-        self._adagrad = kernels.grouped_adagrad if layout.groups > 1 else kernels.rowwise_adagrad
+        self.state = memory[edge:].view(np.float32).reshape(count, options.optimizer.floats)
         self._observe: Observe | None = None
 
     def update(self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None) -> None:
         """Apply gradients float32 (n, dim) of unique rows int32 (n,) at ``factor`` times the learning rate; ``times``
         int32 (n,) is the number of accesses of each, None if they are not counted.
         """
-        if self.options.settings.optimizer == "sgd":
-            kernels.sgd(self.weights, rows, gradients, self._rate * factor)
-        else:
-            self._adagrad(self.weights, self._sums, rows, gradients, self._rate * factor, self._epsilon)
+        row_optimizers.update(self.options.optimizer.numbers, self.weights, self.state, rows, gradients, factor)
         if times is not None:
             self.observe(rows, times)
 
@@ -144,7 +134,7 @@ class Arena(RowArray):
 
     def _fill(self, seed: int) -> None:
         """Set all rows to their initial values."""
-        self.state[:] = self.options.settings.initial_state
+        self.state[:] = self.options.optimizer.initial
         for part in self.parts:
             bound = 1.0 / math.sqrt(self.cardinalities[part.table])
             rows = self.weights[part.base : part.base + part.rows]
@@ -161,17 +151,22 @@ class Arena(RowArray):
 
     def datasets(self) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
         """What to save, as views of the live rows: for every part ``table-TT-first-stride/weights`` (rows, width) and
-        the optimizer ``state``, (rows,), or (rows, 2) for vector and weight.
+        the optimizer's ``state``, (rows,) if it is one float a row, else (rows, floats).
         """
         for part in self.parts:
             rows = slice(part.base, part.base + part.rows)
             place = {"table": part.table, "first": part.first, "stride": part.stride}
-            for name, values in (("weights", self.weights), ("state", self._sums)):
-                if len(values):
+            for name, values in (("weights", self.weights), ("state", self._saved_state)):
+                if values.size:
                     whole = {
                         **place, "cardinality": self.cardinalities[part.table], "vector": self.options.layout.vector
                     }  # fmt: skip
                     yield f"table-{part.table:02}-{part.first}-{part.stride}/{name}", values[rows], whole
+
+    @property
+    def _saved_state(self) -> np.ndarray:
+        """The state as files have it."""
+        return self.state.reshape(-1) if self.state.shape[1] == 1 else self.state
 
     def load(self, path: Path) -> int:
         """Load the rows of this arena that a saved file holds, whatever placement saved it, and return their number."""
@@ -200,8 +195,8 @@ class Arena(RowArray):
                 source, target = (ours[common] - first) // stride, part.base + start + common
                 low, high = int(source[0]), int(source[-1]) + 1
                 self.weights[target] = group["weights"][low:high][source - low]
-                if len(self.state) and "state" in group:
-                    self._sums[target] = group["state"][low:high][source - low]
+                if self.state.size and "state" in group:
+                    self._saved_state[target] = group["state"][low:high][source - low]
                 taken += len(common)
         return taken
 

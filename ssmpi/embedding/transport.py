@@ -46,7 +46,6 @@ class RemoteTables:
         tracking: Tracking = NOTHING,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
-        self._rate, self._epsilon = options.settings.rate, options.settings.epsilon
         self._traffic, self.tracking = conversation.meter.traffic, tracking
         self.may_save: Callable[[], bool] = lambda: True
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
@@ -131,7 +130,7 @@ class RemoteTables:
         if not self._all_mapped:
             self.update(lookup, lookup.summed(gradients), factor, thread)
             return
-        lookup.push(gradients, self._rate * factor, self._epsilon)
+        lookup.push(gradients, self._options.optimizer.numbers, factor)
         self._traffic.add_rows(2 * lookup.unique_count)  # read by the lookup, and updated
         if self.tracking.counts:
             times = lookup.occurrences()

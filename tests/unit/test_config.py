@@ -158,7 +158,7 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("data.block_rows=64", "block_rows = 64 is less than batch_size = 128"),
         ("data.handout=random", "handout is 'dynamic' or 'static'"),
         ("data.passes=0", "passes must be at least 1"),
-        ("embedding.optimizer=adam", "optimizer is 'sgd' or 'rowwise_adagrad'"),
+        ("embedding.optimizer=adagrad", "optimizer = 'adagrad' is none; did you mean 'rowwise_adagrad'?"),
         ("dense.optimizer=adam", "optimizer is 'sgd' or 'adagrad'"),
         ("dense.rate=-1", "rate must be at least 0"),
         ("run.seed=-1", "seed must be in [0, 2^31)"),

@@ -60,9 +60,7 @@ class RowStore:
         """Set every row of the arena to its newest save."""
         arena, state = self._arena, self._state_floats
         for rows, values in saved.merged():
-            arena.weights[rows] = values[:, state:]
-            if state:
-                arena.state[rows] = values[:, :state]
+            arena.weights[rows], arena.state[rows] = values[:, state:], values[:, :state]
 
     def restore_after(self, saved: SavedRows, checkpoint: int) -> int:
         """Set the rows in increments that are newer than a checkpoint, by number, to their newest save; returns the
@@ -70,9 +68,7 @@ class RowStore:
         """
         arena, state, count = self._arena, self._state_floats, 0
         for rows, values in saved.increments_after(checkpoint):
-            arena.weights[rows] = values[:, state:]
-            if state:
-                arena.state[rows] = values[:, :state]
+            arena.weights[rows], arena.state[rows] = values[:, state:], values[:, :state]
             count += len(rows)
         return count
 
@@ -135,7 +131,7 @@ class RowStore:
 
     @property
     def _state_floats(self) -> int:
-        return self._arena.state.shape[1] if len(self._arena.state) else 0
+        return self._arena.state.shape[1]
 
     def _header(self, samples: int, count: int, *, increment: bool) -> RecordHeader:
         width = self._state_floats + self._arena.weights.shape[1]
@@ -151,9 +147,7 @@ class RowStore:
         """Optimizer state and weights of consecutive rows, int32 (n, width)."""
         state = self._state_floats
         out = np.empty((rows.stop - rows.start, state + self._arena.weights.shape[1]), np.float32)
-        out[:, state:] = self._arena.weights[rows]
-        if state:
-            out[:, :state] = self._arena.state[rows]
+        out[:, :state], out[:, state:] = self._arena.state[rows], self._arena.weights[rows]
         return out.view(np.int32)
 
     def _numbered(self, rows: np.ndarray) -> np.ndarray:
@@ -162,8 +156,7 @@ class RowStore:
         out = np.empty((len(rows), first + self._arena.weights.shape[1]), np.int32)
         out[:, 0] = rows
         values = out.view(np.float32)
-        if self._state_floats:
-            values[:, 1:first] = self._arena.state[rows]
+        values[:, 1:first] = self._arena.state[rows]
         kernels.gather(self._arena.weights, rows, values[:, first:])
         return out
 

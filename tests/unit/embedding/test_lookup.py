@@ -48,9 +48,8 @@ class SomeMapped:
                 lookup.unique[part] = arena.weights[lookup.rows[part]]
 
     def push(self, lookup, gradients, factor, thread):
-        settings = self.arenas[0].options.settings
         if self.all_near:
-            lookup.push(gradients, settings.rate * factor, settings.epsilon)
+            lookup.push(gradients, self.arenas[0].options.optimizer.numbers, factor)
             return
         summed = lookup.summed(gradients)
         for arena, part in zip(self.arenas, lookup.parts, strict=True):
