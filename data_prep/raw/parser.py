@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.preparation import Tally
@@ -25,6 +24,7 @@ from data_prep.raw.fields import (
     whole_token,
     word,
 )
+from ssmpi.compiled.jit import njit
 
 # most integers are small: looking up their logarithm is faster than computing it
 LOGARITHMS = np.log1p(np.arange(4096, dtype=np.float64)).astype(np.float32)

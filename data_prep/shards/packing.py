@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from data_prep.raw.fields import word
 from data_prep.raw.parser import logarithm
+from ssmpi.compiled.jit import njit
 
 TOGETHER = 64
 SLACK = 8  # readable bytes after the last packed row: columns are read eight bytes at a time

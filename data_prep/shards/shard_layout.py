@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from data_prep.raw.fields import Integer
 from data_prep.splits import Ranges
+from ssmpi.compiled.jit import njit
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SHARD_STREAM, ORDER_STREAM = 1, 2

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from ssmpi.compiled.jit import njit
 
 BINS = 1 << 16
 LOGIT_LIMIT = 16.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from data_prep.columns import DENSE_FEATURES
+from ssmpi.compiled.jit import njit
 
 MISSING_INTEGER = -(2**31)
 NEGATIVE_RATE = 0.105  # of I2, the only integer of the Kaggle set that goes below zero

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.raw.fields import MINUS, NEWLINE, TAB, ZERO
 from data_prep.synthetic.draws import MISSING_INTEGER
 from data_prep.synthetic.teacher import DrawnRows
+from ssmpi.compiled.jit import njit
 
 MOST_ROW_BYTES = 2 + 12 * DENSE_FEATURES + 9 * SPARSE_FEATURES
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
 from data_prep.preparation import RawSource, RowFormat, Rows, Tally
 from data_prep.ranks import RawDataError
 from data_prep.shards.shard_layout import draw_shards
 from data_prep.table.schema import INTEGER, NUMBER, REFUSE, STRING, TIMESTAMP, Label, Schema
+from ssmpi.compiled.jit import njit
 from ssmpi.data.schema import SPLITS
 
 ARROW = {NUMBER: pa.float64(), INTEGER: pa.int64(), STRING: pa.binary(), TIMESTAMP: pa.timestamp("us")}

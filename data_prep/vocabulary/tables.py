@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numba import njit
 
 from data_prep.preparation import Rows
 from data_prep.raw.fields import Integer
+from ssmpi.compiled.jit import njit
 from ssmpi.data.schema import MISSING_ID, RARE_ID
 
 FIRST_BITS = 10

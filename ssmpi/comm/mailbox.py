@@ -17,12 +17,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory, attach
 from ssmpi.comm.waiting import WaitOptions, late
 from ssmpi.compiled.atomic import SECOND, load, now, sleep_while, store, wake
 from ssmpi.compiled.bfloat16 import add_bf16, from_bf16, to_bf16
+from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import numbers_at
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ import weakref
 from types import TracebackType
 from typing import Any
 
-from numba import njit, types
+from numba import types
 
 from ssmpi.comm.shared_memory import open_file
+from ssmpi.compiled.jit import njit
 
 _flock: Any = types.ExternalFunction("flock", types.int32(types.int32, types.int32))
 _EXCLUSIVE, _FREE = fcntl.LOCK_EX, fcntl.LOCK_UN

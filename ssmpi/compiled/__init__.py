@@ -1,1 +1,1 @@
-"""Helpers of compiled code: aligned arrays, cache lines, arrays passed by address, atomic words, bfloat16."""
+"""Helpers of compiled code: ``njit``, aligned arrays, cache lines, arrays passed by address, atomics, bfloat16."""

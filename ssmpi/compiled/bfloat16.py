@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from ssmpi.compiled.jit import njit
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from ssmpi.compiled.jit import njit
 
 FLOATS = 16  # of a line
 ROWS_AHEAD = 12  # between the row being processed and the one being prefetched

@@ -9,7 +9,8 @@ to memory are microcoded; this form is fast everywhere.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from ssmpi.compiled.jit import njit
 
 BLOCK = 65_536  # entries whose places fit into 16 bits
 BITMAP = 1 << 31  # in a block's first word: places are bits, not numbers

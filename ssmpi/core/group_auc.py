@@ -8,7 +8,8 @@ It asks whether a group's own rows are in the right order, and is exact: pairs o
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from ssmpi.compiled.jit import njit
 
 SCORE = np.dtype([("group", "<i4"), ("logit", "<f4"), ("label", "u1")])  # of a row
 

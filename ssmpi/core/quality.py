@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import njit
 
+from ssmpi.compiled.jit import njit
 from ssmpi.core.protocols import ArrayMemory
 
 BINS = 16384

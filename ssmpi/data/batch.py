@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
+
+from ssmpi.compiled.jit import njit
 
 
 @dataclass  # not frozen: construction would take three times as long, in every step

@@ -10,9 +10,10 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 
 from ssmpi.compiled.cache_lines import ask_for_row
+from ssmpi.compiled.jit import njit
 
 EMPTY = np.int64(-1)
 

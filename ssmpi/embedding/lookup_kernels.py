@@ -7,8 +7,8 @@ evicted the caches.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import gather, route, sum_by_row
 from ssmpi.embedding.row_optimizers import update

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
+from ssmpi.compiled.jit import njit
 from ssmpi.core.optimizer_options import OptimizerOptions
 from ssmpi.core.row_layout import RowLayout
 from ssmpi.embedding.kernels import grouped_adagrad, rowwise_adagrad, sgd

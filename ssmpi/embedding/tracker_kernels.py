@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 
+from ssmpi.compiled.jit import njit
 from ssmpi.embedding.kernels import mix
 
 MOST_ACCESSES = np.uint32(0xFFFFFFFF)

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from ssmpi.compiled.cache_lines import ask
+from ssmpi.compiled.jit import njit
 from ssmpi.model.kernels import move
 
 PANEL = 64  # columns: four vectors of 16 float32 sums

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from ssmpi.compiled.jit import njit
 
 TORCH = importlib.util.find_spec("torch")
 LIBRARY = Path(TORCH.origin if TORCH and TORCH.origin else "torch").parent / "lib" / "libtorch_cpu.so"

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from ssmpi.compiled.jit import njit
 from ssmpi.model import blas, processor
 from ssmpi.model.bfloat16 import PANEL
 

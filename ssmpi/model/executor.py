@@ -8,9 +8,9 @@ gradients lie in two buffers that stay in cache. No kernel depends on a particul
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from ssmpi.compiled.aligned import aligned
+from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import KernelArgs, array_at
 from ssmpi.model import blas, brgemm, gemm, kernels, onednn_gemm
 from ssmpi.model.gemm import Gemm

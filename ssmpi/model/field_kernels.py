@@ -5,8 +5,8 @@ float32; ``add`` accumulates into ``out`` instead of overwriting it.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ssmpi.compiled.jit import njit
 from ssmpi.model.kernels import SUMS, hand_on
 from ssmpi.model.program import (
     ADD,

@@ -8,8 +8,8 @@ because numba links callees into their callers, where LLVM optimizes them once m
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ssmpi.compiled.jit import njit
 from ssmpi.model import field_kernels, gemm, kernels, messages, top_k_kernels
 from ssmpi.model.gemm import Gemm
 from ssmpi.model.messages import Mail

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from ssmpi.compiled.jit import njit
 
 VECTOR = 16  # words of 32 bits
 PART = 1024  # floats

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numba import njit
 
 from ssmpi.compiled.aligned import aligned
+from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import array_at
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.protocols import DenseModel, DenseStep

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from ssmpi.comm.mailbox import DONE, post, take
+from ssmpi.compiled.jit import njit
 from ssmpi.model.program import (
     ADD_A,
     BACK,

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from ssmpi.compiled.aligned import aligned
 from ssmpi.compiled.cache_lines import FLOATS, ask
+from ssmpi.compiled.jit import njit
 from ssmpi.model import bfloat16, kernels
 from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
 from ssmpi.model.brgemm import NONE, SINGLE_ROWS, Kernels, panel, product

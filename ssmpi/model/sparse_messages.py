@@ -7,10 +7,10 @@ A payload is the block of all values, float32 or bfloat16 (examples, kept), and 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from ssmpi.comm.mailbox import BF16, DONE, FLOAT32, LATE, PAYLOAD, mark_empty, may_post, may_take, seal
 from ssmpi.compiled.bfloat16 import from_bf16, to_bf16
+from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import numbers_at
 from ssmpi.model import edges
 from ssmpi.model.edges import BYTES, WORDS

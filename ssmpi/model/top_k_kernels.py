@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from ssmpi.compiled.jit import njit
 from ssmpi.model.estimates import BATCHES, COLUMNS, MEMORY, NONZERO, PASSED, SHARE, SIZE, VALUES
 from ssmpi.model.kernels import SUMS
 from ssmpi.model.program import ADD_A, BY_A, DETAIL, ESTIMATE, FLAGS, INPUTS, KEPT, KIND, MEASURE, TOP_K

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numba import njit
 
+from ssmpi.compiled.jit import njit
 from ssmpi.core.settings import require
 from ssmpi.files.log import log
 from ssmpi.sync.cost import RoundCost

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from ssmpi import compress
 from ssmpi.comm.rank_memory import ArrayMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock, leave, take
 from ssmpi.comm.shared_memory import attach
+from ssmpi.compiled.jit import njit
 from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.center_shard import ADDRESS, MAP, Center
 from ssmpi.sync.codecs import count_entries

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from ssmpi import compress
+from ssmpi.compiled.jit import njit
 from ssmpi.compress import MirrorReceiver, MirrorSender, ShardCodecs, Shards
 from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link

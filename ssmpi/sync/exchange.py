@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import numpy as np
-from numba import njit
 
 from ssmpi.comm.shared_memory import placed
+from ssmpi.compiled.jit import njit
 from ssmpi.sync.in_place import Replicas
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.round_context import RoundContext

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory, attach, placed
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions, wait_until
+from ssmpi.compiled.jit import njit
 from ssmpi.sync.in_place import Replicas, average
 
 if TYPE_CHECKING:

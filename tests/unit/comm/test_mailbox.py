@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 from mailbox_order import reused_too_early
-from numba import njit
 from ranks import PATIENCE, over_mpi, over_threads
 
 from ssmpi.comm import mailbox
@@ -17,6 +16,7 @@ from ssmpi.comm.mailbox import ANOTHER_SIZE, DONE, LATE, Box, Mailboxes, post, t
 from ssmpi.comm.waiting import WaitOptions
 from ssmpi.compiled.aligned import aligned
 from ssmpi.compiled.atomic import load
+from ssmpi.compiled.jit import njit
 from ssmpi.core.topology import Role, Topology
 from ssmpi.model import bfloat16
 
