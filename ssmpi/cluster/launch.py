@@ -182,7 +182,11 @@ def supervise(
     """
     with session_folder() as session:
         job = child_process.start(
-            line, {**environ, **session.variables}, stderr=subprocess.PIPE, pass_fds=(session.lock,)
+            line,
+            {**environ, **session.variables},
+            stdin=subprocess.DEVNULL,  # mpirun would read what a script, or whoever pastes, has for the next command
+            stderr=subprocess.PIPE,
+            pass_fds=(session.lock,),
         )
         assert job.stderr
         words = StderrRelay(job.stderr)

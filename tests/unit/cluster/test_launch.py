@@ -51,6 +51,18 @@ def test_a_launchers_session_folder_is_its_own_and_ends_with_it(tmp_path):
     assert not any(folder.exists() for folder in folders)
 
 
+def test_a_launcher_leaves_the_input_of_a_script_alone():
+    """mpirun forwards it to the first rank: what was pasted behind ``ssmpi launch`` was lost."""
+    text = (
+        "import os, sys; from ssmpi.cluster import launch; from ssmpi.cluster.stop_signals import StopSignals\n"
+        "launch.supervise([sys.executable, '-c', 'import sys; sys.stdin.read()'], os.environ, StopSignals())\n"
+        "print(input())"
+    )
+    words = [sys.executable, "-P", "-c", text]
+    done = subprocess.run(words, input="next\n", capture_output=True, text=True, check=False)
+    assert done.stdout == "next\n", done.stderr
+
+
 @pytest.mark.skipif(not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK), reason="only root chooses process numbers")
 def test_mpirun_starts_despite_leftovers_of_one_with_its_number():
     """Bare mpirun with such a number ends with 213: "The PMIx server's listener thread failed to start"."""
