@@ -39,7 +39,7 @@ def guess(source: RawSource) -> str:
         binary = file.read(4) == b"PAR1"
     sample = _of_parquet(source.path) if binary else _of_text(source)
     names = sample.rows.column_names
-    label, time = _label(sample.rows), next((name for name in names if name.lower() in TIMES), None)
+    label, time = _label(sample.rows), _time(sample.rows)
     found: dict[str, list[str]] = {"dense": [], "categorical": [], "unused": []}
     for name in names:
         if name in (time, label.split(" ")[0] if label else None):
@@ -50,11 +50,15 @@ def guess(source: RawSource) -> str:
     lines.append(
         f"label = {_quoted(label)}" if label else '# label = "..."  # a column of 0 and 1, or a rule: rating >= 4'
     )
+    dates = _dates(sample.rows[time]) if time else []
     if time:
-        lines.append(f"# time = {_quoted(time)}  # then rows must be sorted by it, or split by time")
+        lines.append(f"# time = {_quoted(time)}  # {'then split by it' if dates else 'then rows must be sorted by it'}")
     lines += sample.settings
     lines += ["", "[dense]", *found["dense"], "", "[categorical]", *found["categorical"], *found["unused"]]
-    return "\n".join([*lines, "", "[split]", 'by = "rows"', "shares = [0.8, 0.1, 0.1]"]) + "\n"
+    lines += ["", "[split]", 'by = "rows"', "shares = [0.8, 0.1, 0.1]"]
+    if dates:
+        lines += ['# by = "time"  # instead of both', f"# train_until = {dates[0]}", f"# validation_until = {dates[1]}"]
+    return "\n".join(lines) + "\n"
 
 
 def _of_parquet(path: Path) -> Sample:
@@ -102,6 +106,26 @@ def _label(rows: pa.Table) -> str | None:
         if name.lower() == "rating" and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             return f"{name} >= 4"
     return None
+
+
+def _time(rows: pa.Table) -> str | None:
+    """The column that looks like the time: by its name, or else the first one of dates."""
+    dates = (name for name in rows.column_names if _are_dates(rows.schema.field(name).type))
+    return next((name for name in rows.column_names if name.lower() in TIMES), next(dates, None))
+
+
+def _are_dates(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def _dates(column: pa.ChunkedArray) -> list[str]:
+    """What 80 % and 90 % of a column's dates are before, as TOML has them; empty if it has none."""
+    column = column.drop_null()
+    if not _are_dates(column.type) or not len(column):
+        return []
+    found = pc.sort_indices(column)
+    chosen = (column[found[len(column) * share // 10].as_py()].cast(pa.timestamp("s")) for share in (8, 9))
+    return [each.as_py().replace(tzinfo=None).isoformat() for each in chosen]
 
 
 def _column(name: str, column: pa.ChunkedArray) -> tuple[str, str]:

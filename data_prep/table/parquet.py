@@ -168,9 +168,11 @@ class ParquetTable(TableFormat):
         require_columns(self.schema, source.path, found.names)
         for name, kind in self._kinds.items():
             if not _fits(found.field(name).type, kind):
+                dates = name == self.schema.time and self.schema.sorted
+                remedy = 'write split.by = "time"' if dates else "change its type there, or convert the column"
                 raise DataError(
                     f"{source.path}: column {name!r} is {found.field(name).type}, which cannot be read as the {kind} "
-                    f"that {self.schema.path} says; change its type there, or convert the column"
+                    f"that {self.schema.path} says; {remedy}"
                 )
         return metadata
 

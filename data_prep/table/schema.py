@@ -231,7 +231,7 @@ def _dense(path: Path, name: str, value: object) -> Dense:
     assert isinstance(settings, dict)
     transform, missing = settings.get("transform", "none"), settings.get("missing")
     if transform not in TRANSFORMS:
-        raise UserError(f"{path}: {place}: transform {transform!r} is none of {', '.join(TRANSFORMS)}")
+        raise UserError(f"{path}: {place}: transform is {transform!r}, not one of {', '.join(TRANSFORMS)}")
     if isinstance(missing, bool) or not (missing in (None, REFUSE) or isinstance(missing, int | float)):
         raise UserError(f"{path}: {place}: missing is {missing!r}; write a number, or {REFUSE!r}")
     return Dense(transform, missing)

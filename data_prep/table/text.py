@@ -133,5 +133,7 @@ class TextTable(TableFormat):
             name = names[int(conversion[1])]
             kind = {"number": "a number", "integer": "an integer", "timestamp": "a time"}.get(self._kinds[name], "text")
             remedy = "repair or remove the row, or name the value in table.missing of the schema"
+            if name == self.schema.time and kind == "a number":
+                remedy = 'write split.by = "time" if these are dates, else repair or remove the row'
             return f"value of {name}", f"{name} is {shorten(conversion[2].encode())}, not {kind}; {remedy}"
         return "row", f"{message} in {row}; a row is one line; repair or remove it"

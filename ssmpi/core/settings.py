@@ -75,7 +75,7 @@ def read(path: Path, kind: str = "run file") -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        if kind == "run file" and "=" in path.name:
+        if kind == "run file" and "=" in str(path):
             raise SettingsError(
                 f"no run file given: '{path}' is a setting, and the run file comes before it: RUN.toml {path}"
             ) from None

@@ -28,7 +28,10 @@ def check_input(place: str, name: str, widths: Mapping[str, int], later: Collect
     """SettingsError unless ``name`` is an earlier value: one of ``widths``, not one of ``later``."""
     if name in widths:
         if not widths[name]:
-            raise SettingsError(f"{place} reads {name!r}, but this data has no {name} features")
+            raise SettingsError(
+                f"{place} reads {name!r}, but this data has no {name} features: prepare it with one, or write a "
+                "network that does not read them, such as jobs/configs/movielens_net.py"
+            )
         return
     if name in later:
         raise SettingsError(f"{place} reads {name!r}, which is computed after it: put it before")

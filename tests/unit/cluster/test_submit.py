@@ -275,9 +275,10 @@ def test_where_there_is_no_slurm_it_says_what_is_ready(run_file, monkeypatch, ca
 
 @pytest.mark.parametrize("words", [("launch",), ("plan",), ("submit", "--site", "site.toml")])
 def test_settings_without_a_run_file_are_told_where_it_belongs(run_file, capsys, words):
-    assert command(*words, "sync.algorithm=ma", "run.seed=2") == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: no run file given: 'sync.algorithm=ma' is a setting"), said
+    for setting in ("sync.algorithm=ma", "data.folder=data/clicks"):
+        assert command(*words, setting, "run.seed=2") == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: no run file given: '{setting}' is a setting"), said
 
 
 def test_a_site_file_that_is_not_there_is_called_one(run_file, capsys):

@@ -268,13 +268,14 @@ WRONG = [
     (cell("rating", "good"), "a.csv:302: rating is 'good', not a number"),
     (cell("rating", ""), "a.csv:302: the label rating is missing"),
     (cell("day", "5"), "a.csv:302: day is 5, after a row of 299"),
+    (cell("day", "2026-03-01"), "day is '2026-03-01', not a number; write split.by = \"time\" if these are dates"),
     (cell("fold", "z", FOLDS), "a.csv:302: fold is 'z', a value of no split"),
     (cell("item", 'a"b,c'), "a.csv:302: 9 fields, expected 8, in '"),
     (cell("day", "", BY_TIME), "a.csv:302: day is missing"),
     (settings("rating >= 4", "rating"), "a.csv:2: the label rating is"),
     (settings("rating >= 4", "ratng >= 4"), "a.csv:1: no column 'ratng', which"),
     (settings("rating >= 4", "rating >= four"), "out.toml: label 'rating >= four': four is no number"),
-    (settings('"log1p"', '"log2"'), "out.toml: dense.price: transform 'log2' is none of none, log1p, standardize"),
+    (settings('"log1p"', '"log2"'), "out.toml: dense.price: transform is 'log2', not one of none, log1p, stand"),
     (settings("transform =", "transfrom ="), "out.toml: unknown setting dense.age.transfrom; did you mean"),
     (settings("missing = -1", 'missing = "none"'), "out.toml: dense.day: missing is 'none'; write a number"),
     (settings('"integer"', '"int"'), "out.toml: categorical.user: type 'int' is neither 'string' nor 'integer'"),
@@ -364,3 +365,18 @@ def test_a_guessed_schema_prepares_the_file(name, tmp_path, capsys):
     assert main(["table", "--guess", "--schema", str(path), str(file)]) == 2
     assert "exists, and would be lost" in capsys.readouterr().err
     assert main(["table", "--schema", str(path), str(file)]) == 2
+
+
+def test_a_guess_offers_a_split_by_dates(tmp_path):
+    """With 80 and 10 % of the rows, once its lines are taken."""
+    rows = [[f"2026-03-{1 + i // 24:02} {i % 24:02}:00:00", str(i % 7), str(i % 2)] for i in range(600)]
+    file, path = tmp_path / "a.csv", tmp_path / "schema.toml"
+    file.write_text("\n".join(map(",".join, [["seen at", "user", "click"], *rows])) + "\n")
+    assert main(["table", "--guess", "--schema", str(path), str(file)]) == 0
+    text = path.read_text().replace("shares = [0.8, 0.1, 0.1]\n", "").replace('by = "rows"\n', "")
+    for line in ('time = "seen at"', 'by = "time"', "train_until = 2026-03-21T00:00:00", "validation_until = "):
+        assert f"\n# {line}" in text
+        text = text.replace(f"# {line}", line)
+    path.write_text(text)
+    assert main(["table", "--schema", str(path), str(file), "-o", str(tmp_path / "out")]) == 0
+    assert [split.rows for split in read_manifest(tmp_path / "out").splits.values()] == [480, 60, 60]
