@@ -8,7 +8,7 @@ this is the threshold of Laplace's distribution, -b ln(1 - s) (Gupta et al., arX
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,17 +49,21 @@ class Estimates:
         """Of the operators."""
         return [operator.name for operator in passing(self.network)]
 
-    def weighted(self) -> np.ndarray:
-        """What to sum over trainers for ``take_mean``: each batch counts as much as any other."""
-        sums: np.ndarray = self.values[:, :MEANS] * self.values[:, BATCHES, None]
-        sums[:, BATCHES] = self.values[:, BATCHES]
-        return sums
+    def take_mean(self, measured: Sequence[np.ndarray] | np.ndarray) -> None:
+        """Become the mean of the ``values`` that trainers have measured, where each batch counts as much as any other.
+        What only one of them has measured stays the same to the bit.
+        """
+        means = np.array(measured)[:, :, :MEANS]
+        batches = means[:, :, BATCHES]
+        total = batches.sum(axis=0)
+        self.values[:, :MEANS] = np.sum(means * (batches / np.maximum(total, 1.0))[:, :, None], axis=0)
+        self.values[:, BATCHES] = np.minimum(total, MEMORY)
 
-    def take_mean(self, sums: np.ndarray) -> None:
-        """Become the mean of what all trainers have measured."""
-        batches = sums[:, BATCHES, None]
-        np.divide(sums, batches, out=self.values[:, :MEANS], where=batches > 0)
-        self.values[:, BATCHES] = np.minimum(batches[:, 0], MEMORY)
+    def forget_others(self, computed: Container[str]) -> None:
+        """Forget what was measured of operators that are not ``computed`` here, but by other members of a group."""
+        for name, row in zip(self.names, self.values, strict=True):
+            if name not in computed:
+                row[:MEANS] = 0.0
 
     def datasets(self) -> list[tuple[str, np.ndarray, dict[str, str]]]:
         """What to save."""

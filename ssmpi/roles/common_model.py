@@ -29,10 +29,16 @@ class CommonModel:
     def weights(self) -> np.ndarray:
         """float32 (parameters of the network,). The replica takes the common estimates, too."""
         if len(self.replica.estimates.values):
-            sums = self.replica.measured.weighted()
-            wait(self.world.trainers.iallreduce(sums), self.waiting, "the other trainers (to gather estimates)")
-            self.replica.estimates.take_mean(sums)
+            self.replica.estimates.take_mean(self._measured())
         return self.gathered(self.synchronizer.model())
+
+    def _measured(self) -> np.ndarray:
+        """float64 (trainers, operators, columns): what each has measured."""
+        trainers, own = self.world.trainers, self.replica.measured.values
+        found = np.zeros((trainers.size, *own.shape))
+        found[trainers.rank] = own
+        wait(trainers.iallreduce(found), self.waiting, "the other trainers (to gather estimates)")
+        return found
 
     def gathered(self, vector: np.ndarray) -> np.ndarray:
         """The whole of what every member of the group has in its ``vector``, float32 (owned parameters,)."""

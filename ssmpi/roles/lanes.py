@@ -93,6 +93,7 @@ class GroupLanes:
         topology, self._member, self._replica = config.topology, world.group.rank, replica
         homes = [member for member in range(topology.group) if topology.is_home(member)]
         self._parts = {home: transform(config.network, config.places, self._member, home) for home in homes}
+        replica.measured.forget_others({name for part in self._parts.values() for name in part.widths})
         self._lanes = [(home, thread) for home in homes for thread in range(topology.threads)]
         boxes = [self._parts[home].mailboxes(PIECE) for home, _ in self._lanes]
         self._borders = [0, *itertools.accumulate(map(len, boxes))]  # numbers of their mailboxes

@@ -216,7 +216,7 @@ class LockstepRun:
         finite.
         """
         first = self.trainers[0].replica
-        first.estimates.take_mean(np.sum([trainer.replica.measured.weighted() for trainer in self.trainers], axis=0))
+        first.estimates.take_mean([trainer.replica.measured.values for trainer in self.trainers])
         model = first.scoring_model(self.config.model.top_k_scoring, self.rounds.model() if vector is None else vector)
         size, quality, lookups = self.config.evaluate.batch_size, Quality(), self.lookups(0)
         reader = SplitReader(self._reader.folder, split, 16 * size)

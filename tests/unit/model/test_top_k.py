@@ -222,8 +222,12 @@ def test_means_are_of_all_batches_and_of_all_trainers():
     batches = np.maximum(draw.normal(size=(5, 640)), 0).astype(np.float32)
     for number, batch in enumerate(batches):
         measure(batch, each[number // 3].values[0])  # the third trainer has none
-    common.take_mean(np.sum([own.weighted() for own in each], axis=0))
+    common.take_mean([own.values for own in each])
     np.testing.assert_allclose(common.values[0, :3], [5, (batches != 0).mean(), batches.mean()], rtol=1e-6)
+    for number in range(1000):  # for all its memory
+        measure(batches[number % 5], each[2].values[0])
+    common.take_mean([Estimates(network).values, each[2].values])
+    np.testing.assert_array_equal(common.values, each[2].values)  # which nobody else has measured
 
 
 @pytest.mark.parametrize("batch", [1, 70])
@@ -264,7 +268,7 @@ def test_a_model_is_scored_exactly_by_thresholds_or_without():
         replica.scoring_model("laplace")
     model = replica.thread_model()
     model.forward_backward(dense, rows, labels)
-    replica.estimates.take_mean(replica.measured.weighted())
+    replica.estimates.take_mean([replica.measured.values])
     before, scored = replica.measured.values.copy(), {}
     for mode in ("exact", "laplace", "off"):
         other = replica.scoring_model(mode)
