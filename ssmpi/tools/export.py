@@ -22,7 +22,7 @@ from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError
 from ssmpi.files import atomic_file, run_files
 from ssmpi.files.run_files import EXPORTS, MODEL, RUN_FILE
-from ssmpi.model.top_k import TopK
+from ssmpi.model.top_k import passing, scored
 from ssmpi.tools import export_onnx, tensor_files
 
 REFERENCE = "dlrm"  # the network that facebookresearch/dlrm has
@@ -64,21 +64,23 @@ def write_tensors(
 
 
 def _check_operators(config: Config, folder: Path) -> None:
-    """DataError if the network has operators that nobody would know of who reads its parameters."""
-    found = [operator.name for operator in config.network.operators if isinstance(operator, TopK)]
+    """DataError if scoring drops values, which nobody would know of who reads the parameters."""
+    found = [item.name for item in passing(scored(config.network, config.model.top_k_scoring)) if item.share]
     if found:
         raise DataError(
             f"{folder}: its network passes on the strongest values only ({', '.join(found)}), which a file of tensors "
-            "cannot say: export it with --format onnx, or train it without model.top_k"
+            "cannot say: export it with --format onnx, train it without model.top_k, or, if its NE is good enough, set "
+            f"model.top_k_scoring = 'off' in the run's {RUN_FILE}"
         )
 
 
 def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
     """Parameters float32 by their names in the reference's ``DLRM_Net``."""
-    found = {}
+    found, parameters = {}, dict(config.network.layout)
     for name, values in sorted(files.read(folder / "dense.h5").items()):
-        mlp, _, rest = name.partition(".")
-        found[f"{NAMES.get(mlp, mlp)}.{rest}"] = values
+        if name in parameters:  # not what thresholds follow from
+            mlp, _, rest = name.partition(".")
+            found[f"{NAMES.get(mlp, mlp)}.{rest}"] = values
     layout = config.rows.layout
     for table, rows in tensor_files.tables(config, folder).items():
         if layout.vector:

@@ -207,12 +207,29 @@ def test_onnx_holds_what_a_file_of_tensors_cannot_say(small_data, tmp_path, alon
     assert np.ptp(predicted) > 0.05
 
 
-def test_a_model_of_the_strongest_values_is_no_file_of_tensors(small_data, tmp_path, alone):
-    settings = ("data.batch_size=600", "topology.embedding_ps=0", "model.top_k=['bottom.0: 0.9']")
-    run = train_over_threads(tmp_path, small_data, *settings)
-    with pytest.raises(DataError, match=r"bottom.0.top_k.*export it with --format onnx, or train it without model"):
-        export(run.folder, "torch", tmp_path / "exported")
-    assert not (tmp_path / "exported").exists()
+STRONGEST = "data.batch_size=600", "topology.embedding_ps=0", "model.top_k=['bottom.0: 0.9']"
+
+
+@pytest.mark.parametrize("training", ["exact", "laplace"])
+def test_a_model_that_drops_values_is_exported_only_if_it_is_scored_with_all(small_data, tmp_path, training, alone):
+    """Its parameters alone, then: not what thresholds follow from."""
+    run = train_over_threads(tmp_path, small_data, *STRONGEST, f"model.top_k_training={training}")
+    file, settings = tmp_path / "exported", run.folder / "run.toml"
+    with pytest.raises(DataError, match=r"bottom.0.top_k.*--format onnx, train it without .*'off' in the run's run"):
+        export(run.folder, "torch", file)
+    assert not file.exists()
+    text = settings.read_text()
+    settings.write_text(text.replace('top_k_scoring = "exact"', 'top_k_scoring = "off"'))
+    assert settings.read_text() != text
+    assert export(run.folder, "torch", file) == 0
+    assert score.predict(run.folder, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
+    found = scores(torch.load(file, weights_only=True), small_data)
+    np.testing.assert_allclose(found, np.loadtxt(tmp_path / "scores"), rtol=0, atol=2e-6)
+    assert np.ptp(found) > 0.05
+
+
+def test_a_model_of_the_strongest_values_is_scored(small_data, tmp_path, alone):
+    run = train_over_threads(tmp_path, small_data, *STRONGEST)
     assert score.predict(run.folder, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
     weights = {name: values for name, values in run.dense().items() if not name.endswith(".sizes")}
     state = {name.replace("bottom", "bot_l").replace("top.", "top_l."): value for name, value in weights.items()}
