@@ -30,6 +30,8 @@ SECONDS = 1e9  # thirty years: no timer takes more
 COUNT = 2**31 - 1  # what fits into arrays and messages
 EXAMPLES = 2**62
 FLOAT32 = 1e38  # a larger number would be infinite there
+CLOSE = 0.6  # difflib's measure of likeness, from which on a name is suggested
+
 DERIVED = types.MappingProxyType({"derived": True})  # metadata of a field that follows from other settings
 
 
@@ -188,10 +190,12 @@ def positive(name: str, value: float, most: float) -> None:
 
 
 def suggestion(key: str, names: Iterable[str]) -> str:
-    """A hint for a misspelt ``key``: the closest of ``names``, or else all of them."""
-    names = list(names)
-    close = difflib.get_close_matches(key, names, n=1)
-    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(names)}"
+    """A hint for a misspelt ``key``: the closest of ``names``, several if they are as close, or else all of them."""
+    near = {name: difflib.SequenceMatcher(None, name, key).ratio() for name in names}
+    most = max(near.values(), default=0.0)
+    if most < CLOSE:
+        return f"; there are {', '.join(near)}"
+    return f"; did you mean {' or '.join(repr(name) for name in near if near[name] == most)}?"
 
 
 def _shown(number: float) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ssmpi.config import Config, load
 from ssmpi.core.errors import SettingsError, UserError
-from ssmpi.core.settings import apply_override, build, dump, require
+from ssmpi.core.settings import apply_override, build, dump, require, suggestion
 from ssmpi.core.settings import load as load_settings
 
 
@@ -69,6 +69,18 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path, text, message):
         read(tmp_path, text)
     assert message in str(error.value)
     assert "run.toml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("bottom.1", "; did you mean 'bottom.0' or 'bottom.2'?"),
+        ("botom.2", "; did you mean 'bottom.2'?"),
+        ("loss", "; there are bottom.0, bottom.2, pairs"),
+    ],
+)
+def test_names_that_are_as_close_are_all_suggested(key, hint):
+    assert suggestion(key, ["bottom.0", "bottom.2", "pairs"]) == hint
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
