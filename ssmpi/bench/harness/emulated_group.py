@@ -15,18 +15,15 @@ import numpy as np
 from ssmpi.bench.harness.emulation import Computing, EmulatedTrainer, WaitingModel, pseudo_gradients
 from ssmpi.comm.mailbox import DONE, is_full, post, take
 from ssmpi.core.protocols import DenseModel, DenseStep
-from ssmpi.model.edges import Receive, Send
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import CLOSE, HelperModel, HomeModel, MemberModel
-from ssmpi.model.part import Part
 from ssmpi.roles.worker import HelperSteps, HelpingTrainer, WorkerModel, WorkerPace
+from ssmpi.tools.group_walk import Compute, Post, Take, walk
 
 if TYPE_CHECKING:
     from ssmpi.bench.harness.loop import AnyTrainer
 
 T = TypeVar("T")
-
-FORWARD = 1 / 3  # of an operator's time: its backward pass computes two products for each of the forward one
 
 
 class EmulatedMember(EmulatedTrainer):
@@ -84,84 +81,42 @@ class Walk:
     """
 
     def __init__(self, model: MemberModel, computing: Computing, step: float) -> None:
-        self._part, self._channel, self._computing = model.part, model.channel, computing
-        self._seconds = seconds_of(model.part, step)
+        self._part, self._channel, self._computing, self._seconds = model.part, model.channel, computing, step
         longest = max((edge.message for edge in self._part.edges), default=0)
         self._values = np.zeros(PIECE * longest // 4, np.float32)
-        self._due = 0.0
 
     def step(self, examples: int) -> None:
-        """Forward and backward, in pieces as in ``executor.run_step``."""
-        operators, size = self._part.operators, -(-examples // -(-examples // PIECE))
-        for start in range(0, examples, size):
-            n = min(size, examples - start)
-            for item in operators:
-                self._forward(item, n, n / examples)
-            for item in reversed(operators):
-                self._backward(item, n, n / examples)
-        self._compute()
+        """Forward and backward."""
+        for action in walk(self._part, examples):
+            if isinstance(action, Compute):
+                self._computing.compute(action.share * self._seconds)
+            elif isinstance(action, Post):
+                self._post(action)
+            else:
+                self._take(action)
 
-    def _forward(self, item: object, n: int, share: float) -> None:
-        if isinstance(item, Send):
-            self._post(item.edge, n * self._part.edges[item.edge].message)
-        elif isinstance(item, Receive):
-            for edge in item.edges:
-                self._take(edge, n * self._part.edges[edge].message)
-        else:
-            self._due += FORWARD * share * self._seconds[item.name]  # type: ignore[attr-defined]
+    def _post(self, message: Post) -> None:
+        """Send so many bytes, in whole float32 numbers."""
+        numbers, address = -(-message.size // 4), self._channel.addresses[message.box]
+        self._check(message.box, post(address, self._values, 1, numbers, numbers, False, self._channel.limit))
 
-    def _backward(self, item: object, n: int, share: float) -> None:
-        edges, first = self._part.edges, len(self._part.edges)
-        if isinstance(item, Send):
-            self._take(first + item.edge, n * edges[item.edge].back)
-        elif isinstance(item, Receive):
-            for edge in reversed(item.edges):
-                self._post(first + edge, n * edges[edge].back)
-        else:
-            self._due += (1 - FORWARD) * share * self._seconds[item.name]  # type: ignore[attr-defined]
-
-    def _post(self, number: int, size: int) -> None:
-        """Send so many bytes, in whole float32 numbers, if there are any."""
-        if numbers := -(-size // 4):
-            self._compute()
-            address, limit = self._channel.addresses[number], self._channel.limit
-            self._check(number, post(address, self._values, 1, numbers, numbers, False, limit))
-
-    def _take(self, number: int, size: int) -> None:
+    def _take(self, message: Take) -> None:
         """Wait for what ``_post`` sends."""
-        if numbers := -(-size // 4):
-            address, limit = self._channel.addresses[number], self._channel.limit
-            taken = partial(take, address, self._values, 1, numbers, numbers, False, False, limit)
-            self._check(number, self.awaited([number], taken))
+        numbers, address = -(-message.size // 4), self._channel.addresses[message.box]
+        taken = partial(take, address, self._values, 1, numbers, numbers, False, False, self._channel.limit)
+        self._check(message.box, self.awaited([message.box], taken))
 
     def awaited(self, numbers: Sequence[int], body: Callable[[], T]) -> T:
         """``body()``, which takes messages from mailboxes: if they are not there yet, the thread waits for them."""
-        self._compute()
         there = all(is_full(self._channel.addresses[number]) for number in numbers)
         found = body()
         if not there:
             self._computing.resume()
         return found
 
-    def _compute(self) -> None:
-        if self._due:
-            self._computing.compute(self._due)
-            self._due = 0.0
-
     def _check(self, number: int, code: int) -> None:
         if code != DONE:
             raise self._channel.error(number, code)
-
-
-def seconds_of(part: Part, step: float) -> dict[str, float]:
-    """What each operator of a part takes of a ``step`` of the network: its share of the products."""
-    forms = part.network.forms
-    products = sum(form.products for form in forms.values())
-    return {
-        name: step * forms[name].products / products * width / forms[name].width
-        for name, width in part.widths.items()
-        if name in forms
-    }
 
 
 def waiting_home(model: HomeModel, walk: Walk, trainer: int) -> WaitingModel:

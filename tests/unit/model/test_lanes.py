@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from drawn_networks import tagged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from members import OPTIONS, Group
 from test_networks import example
-from test_parts import tagged
 
 from ssmpi.comm.mailbox import LATE
 from ssmpi.model import brgemm

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from drawn_networks import networks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import train_over_threads
@@ -20,7 +21,6 @@ from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import (
     DENSE,
     ROWS,
-    WEIGHTS,
     Concat,
     DotInteraction,
     Gate,
@@ -67,52 +67,6 @@ def assert_gradients(network, batch):
         for found, wanted in zip((logits, by_rows, gradients()), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5)
     np.testing.assert_allclose(model.score(*arrays[:2]), expected[0], rtol=1e-3, atol=2e-5)
-
-
-@st.composite
-def networks(draw):
-    """Any list of operators that fits: each reads values made before it; what is left over is joined at the end."""
-    inputs = Inputs(draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 5)))
-    unread = list(draw(st.sampled_from([(ROWS,), (WEIGHTS,), (ROWS, WEIGHTS)])))
-    widths, operators = {name: inputs.widths()[name] for name in (DENSE, *unread)}, []
-
-    def add(operator):
-        operators.append(operator)
-        widths[operator.name] = operator.form(*(widths[name] for name in operator.inputs)).width
-        unread[:] = [name for name in unread if name not in operator.inputs] + [operator.name]
-
-    for number in range(draw(st.integers(0, 6))):
-        name, source = f"o{number}", draw(st.sampled_from(sorted(widths)))
-        kinds = ["linear", "pairs", "concat", "gate", "sum", "first order", "vectors", "machine", "slice"]
-        match draw(st.sampled_from(kinds)):
-            case "linear":
-                activation = draw(st.sampled_from(["none", "relu", "sigmoid"]))
-                add(Linear(name, (source,), draw(st.integers(1, 40)), activation, draw(st.booleans())))
-            case "pairs":
-                fitting = [value for value in widths if widths[value] == inputs.dim and value != ROWS]
-                if fitting and ROWS in widths:
-                    add(DotInteraction(name, (draw(st.sampled_from(fitting)), ROWS), inputs.tables))
-            case "concat":
-                add(Concat(name, tuple(draw(st.lists(st.sampled_from(sorted(widths)), min_size=1, max_size=4)))))
-            case "gate":
-                fitting = [value for value in widths if widths[value] == widths[source]]
-                add(Gate(name, (source, draw(st.sampled_from(fitting)), draw(st.sampled_from(fitting)))))
-            case "slice":
-                first = draw(st.integers(0, widths[source] - 1))
-                add(Slice(name, (source,), first, draw(st.integers(1, widths[source] - first))))
-            case "sum":
-                fitting = [value for value in widths if widths[value] == widths[source]]
-                add(Sum(name, tuple(draw(st.lists(st.sampled_from(fitting), min_size=1, max_size=4)))))
-            case "first order":
-                add(FirstOrder(name, (source, draw(st.sampled_from(sorted(widths))))))
-            case "vectors":
-                add(FieldVectors(name, (source,), draw(st.integers(1, 4))))
-            case "machine":
-                dims = [dim for dim in range(1, widths[source] + 1) if widths[source] % dim == 0]
-                add(FactorizationMachine(name, (source,), draw(st.sampled_from(dims))))
-    add(Concat("all", tuple(unread)))
-    add(Linear("logit", ("all",), 1))
-    return Network(tuple(operators), inputs)
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 70])

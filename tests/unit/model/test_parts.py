@@ -4,34 +4,16 @@ from collections import defaultdict
 
 import numpy as np
 import torch
+from drawn_networks import networks, tagged
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_networks import networks
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ssmpi.model import reference
 from ssmpi.model.edges import Receive, Send
-from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Linear
+from ssmpi.model.network import DENSE, ROWS, WEIGHTS
 from ssmpi.model.part import transform, whole
 from ssmpi.model.places import places_of
-from ssmpi.model.top_k import with_top_k
-
-
-@st.composite
-def tagged(draw, rounded=False, shares=(0.0, 0.5, 0.9)):
-    """A network, a group's size and rules that fit them, an operator each; a ``TopK`` of any of the ``shares`` behind
-    some operators.
-    """
-    network, group, rules = draw(networks()), draw(st.integers(1, 4)), []
-    behind = [operator.name for operator in network.operators[:-1] if shares and draw(st.booleans())]
-    network = with_top_k(network, [f"{name}: {draw(st.sampled_from(shares))}" for name in behind])
-    for operator in network.operators:
-        places = ["home", *map(str, range(group))]
-        if isinstance(operator, Linear) and operator.outputs >= group:
-            places += ["columns"] * group
-        rounding = " bf16" if rounded and draw(st.booleans()) else ""
-        rules.append(f"{operator.name}: {draw(st.sampled_from(places))}{rounding}")
-    return network, places_of(rules, network, group)
 
 
 def parts_of(network, places, home):

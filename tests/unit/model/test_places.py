@@ -4,9 +4,9 @@ import re
 from itertools import combinations
 
 import pytest
+from drawn_networks import networks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_networks import networks
 
 from ssmpi.core.errors import SettingsError
 from ssmpi.model.network import Inputs, floats_in

@@ -12,12 +12,14 @@ from ssmpi.model.part import owned_rows
 from ssmpi.model.places import PLANS, places_of
 from ssmpi.model.zoo import network_of
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS
-from ssmpi.tools.forecast import STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
-from ssmpi.tools.group_forecast import GROUP, LANES, MEMBER, GroupWork, work_of
+from ssmpi.tools import forecast
+from ssmpi.tools.forecast import STEP, SYNC, Forecast, LinkSpeeds, Rounds
+from ssmpi.tools.group_forecast import GROUP, LANES, MEMBER, WAITS, GroupWork, work_of
+from ssmpi.tools.group_walk import Compute, Post, Take
 
 DLRM = network_of(ModelOptions(), Inputs(dense=13, tables=26, dim=16))
 P = 4 * 475_985  # bytes of Kaggle's parameters
-COMPUTE = Compute(0.020, 100, 3)
+COMPUTE = forecast.Compute(0.020, 100, 3)
 
 
 def work(plan, batch=100, group=2, homes=(0, 1)):
@@ -59,7 +61,10 @@ def test_columns_shorten_the_path_of_a_lane():
 
 GROUPED = Forecast(
     COMPUTE, LinkSpeeds(trainer=10e6),
-    group=GroupWork(members=2, homes=2, path=0.8, busiest=0.5, waits=40_000, carried=30_000),
+    group=GroupWork(
+        members=2, homes=2, path=0.8, busiest=0.5, waits=40_000, carried=30_000,
+        steps=(((Compute(0.1),), ()), ((), (Compute(0.1),))),  # lanes that wait for nobody
+    ),
 )  # fmt: skip
 
 
@@ -74,6 +79,16 @@ def test_the_slowest_of_lanes_member_and_link_decides():
     assert replace(GROUPED, links=LinkSpeeds()).of(2).eps == pytest.approx(100 * 3 / 0.010)
     first = replace(GROUPED, group=replace(GROUPED.group, homes=1))
     assert first.of(2).eps == pytest.approx(15_000)
+
+
+def test_lanes_that_wait_for_each_other_are_slower_than_every_limit():
+    """A member computes for two lanes at once on its one core, while the other has nothing to do: 2 x 16 ms each."""
+    in_turns = (Compute(0.4), Post(0, 8, 1), Take(1, 8, 0)), (Take(0, 8, 1), Compute(0.4), Post(1, 8, 0))
+    one = replace(GROUPED, compute=forecast.Compute(0.020, 100, 1), links=LinkSpeeds())
+    alone = replace(one, group=replace(GROUPED.group, homes=1, steps=(in_turns,)))
+    assert (alone.of(2).eps, alone.of(2).full) == (pytest.approx(100 / 0.016), LANES)
+    slow = replace(alone, group=replace(alone.group, path=0.2))
+    assert (slow.of(2).eps, slow.of(2).full) == (pytest.approx(100 / 0.016), WAITS)
 
 
 def test_without_messages_a_group_of_two_is_two_trainers():
