@@ -172,12 +172,14 @@ def inputs_of(features: Features, dim: int) -> Inputs:
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """Settings that differ, as text, ignoring the run folder, the spelling of the data path and the path of a custom
-    network's file.
+    """Settings that differ, as text, ignoring the run folder, the spelling of the paths of the data and of the run that
+    is continued, and the path of a custom network's file.
     """
     was, are = (config.flat() for config in (before, now))
     for values in (was, are):
-        values["run.folder"], values["data.folder"] = "", str(Path(values["data.folder"]).resolve())
+        values["run.folder"] = ""
+        for name in ("data.folder", "run.continue_from"):
+            values[name] = str(Path(values[name]).resolve()) if values[name] else ""
         if before.model.name != now.model.name and custom_network.is_own(values["model.name"]):
             values["model.name"] = custom_network.identity(values["model.name"])
     return [f"{name} was {was.get(name)!r}, now {are[name]!r}" for name in are if was.get(name) != are[name]]

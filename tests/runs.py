@@ -1,7 +1,7 @@
 """Whole training runs, over real ranks or over threads, and what they leave behind."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -83,20 +83,25 @@ def train(folder, data, *overrides, timeout=PATIENCE):
     return Run(Path(config.run.folder))
 
 
-def play(world, config, checkpoint=None, memory=None):
-    """A body: one rank's part in a training run, with its state in the folder ``memory`` if that is given."""
-    start = Start(checkpoint)
+def play(world, config, checkpoint=None, memory=None, parent=None):
+    """A body: one rank's part in a training run, with its state in the folder ``memory`` if that is given; it begins
+    with the model of the run ``parent`` if that is given.
+    """
+    start = Start(checkpoint, parent=parent and parent / "model")
     if memory:
-        start = Start(checkpoint, MemoryFile(memory / f"{world.role}-{world.index}", Origin("run", world.who, 1)))
+        kept = MemoryFile(memory / f"{world.role}-{world.index}", Origin("run", world.who, 1))
+        start = replace(start, memory=kept)
     return PARTS[world.role](config, world, Path(config.run.folder), start)
 
 
-def train_over_threads(folder, data, *overrides, resume=False, memory=None, timeout=PATIENCE):
-    """The same run with a thread for each rank, in this process. ``resume`` from the newest checkpoint."""
+def train_over_threads(folder, data, *overrides, resume=False, memory=None, parent=None, timeout=PATIENCE):
+    """The same run with a thread for each rank, in this process. ``resume`` from the newest checkpoint; or begin
+    with the model of the run in the folder ``parent``.
+    """
     config = write_run_file(folder, data, *overrides)
     path = Path(config.run.folder)
     if not resume:
         run_folder.make(path, config, overwrite=False)
     checkpoint = Store(path).committed()[-1] if resume else None
-    over_threads(config.topology, play, config, checkpoint, memory, timeout=timeout)
+    over_threads(config.topology, play, config, checkpoint, memory, parent, timeout=timeout)
     return Run(path)

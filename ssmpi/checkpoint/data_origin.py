@@ -14,7 +14,7 @@ from ssmpi.checkpoint import model_files, store
 from ssmpi.comm.failure import say
 from ssmpi.core.errors import DataError, json_problem
 from ssmpi.data.features import CRITEO, Features
-from ssmpi.data.schema import MANIFEST_NAME, VOCABULARY_NAME, Manifest, read_manifest
+from ssmpi.data.schema import EXTENDS, MANIFEST_NAME, VOCABULARY_NAME, Manifest, read_manifest
 
 SHOWN = 3  # features of a kind, in a message
 KEY = "data"  # in the state of a model's or checkpoint's manifest
@@ -79,12 +79,30 @@ class DataOrigin:
 
     def check(self, folder: Path, manifest: Manifest) -> None:
         """Raise DataError if a data folder has other ids than this model, or other features."""
+        self._check_features(folder, manifest)
+        self._compare(folder, manifest.cardinalities, vocabulary_checksum(manifest))
+
+    def check_extended(self, folder: Path, manifest: Manifest) -> None:
+        """Raise DataError unless the ids of a data folder begin with this model's: its vocabulary is the same one, or
+        extends it, and it has the same features.
+        """
+        self._check_features(folder, manifest)
+        if self.vocabulary not in extended_by(manifest):
+            own, has = vocabulary_checksum(manifest), manifest.cardinalities
+            if (own == self.vocabulary or not (own and self.vocabulary)) and has == self.cardinalities:
+                return
+            raise DataError(
+                f"{folder}: its vocabulary is not that of {self.folder}, on which the model was trained, and does not"
+                f" extend it ({sum(has):,} ids in all, the model {sum(self.cardinalities):,}): its ids mean other"
+                f" tokens. Prepare it with --extend-vocabulary {self.folder}"
+            )
+
+    def _check_features(self, folder: Path, manifest: Manifest) -> None:
         if manifest.features != self.features:
             raise DataError(
                 f"{folder}: other features ({described(manifest.features)}) than the data this model was trained on "
                 f"({described(self.features)}): name data with the same ones"
             )
-        self._compare(folder, manifest.cardinalities, vocabulary_checksum(manifest))
 
     def check_vocabulary(self, path: Path) -> Path:
         """Raise DataError if a vocabulary file, or that of a data folder, gives other ids than this model's;
@@ -120,6 +138,13 @@ def described(features: Features) -> str:
 def shown(names: Sequence[str]) -> str:
     """The first few of many names."""
     return ", ".join([*names[:SHOWN], *(["..."] * (len(names) > SHOWN))]) or "none"
+
+
+def extended_by(manifest: Manifest) -> list[str]:
+    """SHA-256 of the vocabularies that the data set's vocabulary extends: their ids mean the same in both."""
+    about = manifest.provenance.get("vocabulary")
+    found = about.get(EXTENDS) if isinstance(about, Mapping) else None
+    return found if isinstance(found, list) else []
 
 
 def vocabulary_checksum(manifest: Manifest) -> str | None:

@@ -5,7 +5,7 @@ too.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,23 +83,27 @@ def move_into_place(new: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_tables(arena: Arena, folder: Path, server: int = 0, check: Callable[[Path], None] = lambda path: None) -> None:
+def load_tables(
+    arena: Arena, folder: Path, server: int = 0, check: Callable[[Path], None] = lambda path: None,
+    before: Sequence[int] | None = None, *, state: bool = True,
+) -> None:  # fmt: skip
     """Fill the arena of PS ``server`` from saved parts, whatever placement saved them; DataError if rows are missing.
     The file of this PS is read first, and no more than needed: with an unchanged number of PSs only that one. ``check``
-    is called with each file before it is read.
+    is called with each file before it is read. If tables were widened since, they had ``before`` rows each: the others
+    stay as they are, and so does the optimizer's without ``state``.
     """
     taken, files = 0, tables(folder)
-    first = server % max(1, len(files))
+    first, wanted = server % max(1, len(files)), arena.rows_within(before or arena.cardinalities)
     for path in [*files[first:], *files[:first]]:
-        if taken == len(arena.weights):
+        if taken == wanted:
             break
         check(path)
         try:
-            taken += arena.load(path)
+            taken += arena.load(path, widened=before is not None, state=state)
         except (OSError, KeyError, RuntimeError) as error:
             raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
-    if taken != len(arena.weights):
+    if taken != wanted:
         raise DataError(
-            f"{folder}: saved parts hold {taken:,} of the {len(arena.weights):,} rows needed here: a file is missing, "
+            f"{folder}: saved parts hold {taken:,} of the {wanted:,} rows needed here: a file is missing, "
             "or the data folder is not the one that the model was trained on"
         )

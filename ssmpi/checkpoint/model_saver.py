@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.disk_space import make_room
+from ssmpi.checkpoint.model_files import DENSE
 from ssmpi.checkpoint.pending_save import (
     FullDiskError,
     Outcome,
@@ -25,6 +26,7 @@ from ssmpi.comm.failure import NO_ROOM, cause
 from ssmpi.comm.waiting import SUPERVISOR, Backoff
 from ssmpi.core.errors import DataError
 from ssmpi.files.log import log
+from ssmpi.files.run_files import OPTIMIZER
 from ssmpi.host.clock import Clock
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2  # between two checks whether the job is asked to stop
 ROOM_SECONDS = 10.0  # between two attempts to save a model for which there was no room
-STEPS = 6  # of saving it, each with a time limit of its own
+STEPS = 7  # of saving it, each with a time limit of its own
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -73,9 +75,10 @@ class ModelSaver:
         beside = self._beside(place)
         self._in_time(beside, make_anew, beside)
         try:
-            dense = self._in_time(beside / "dense.h5", written, beside / "dense.h5", model.dense)
+            found = {DENSE: model.dense, **({OPTIMIZER: model.optimizer} if model.optimizer else {})}
+            own = [self._in_time(beside / name, written, beside / name, each) for name, each in found.items()]
             self._tables.begin_save(beside, self._limit, background=False)
-            entries = checked([dense, *self._saved()])
+            entries = checked([*own, *self._saved()])
             self._in_time(place, put_in_place, beside, place, store.FileManifest(entries, model.state))
         finally:
             self._in_time(beside, shutil.rmtree, beside, True)  # the partial file may be what fills the disk

@@ -124,13 +124,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class ModelState:
-    """A model to be written: its ``dense`` weights, ``nbytes`` on disk with all rows of the tables, and the ``state``
-    for its manifest.
+    """A model to be written: its ``dense`` weights, ``nbytes`` on disk with all rows of the tables, the ``state`` for
+    its manifest and, of a whole model, the state of the dense ``optimizer`` with which another run may continue.
     """
 
     dense: Sequence[Dataset]
     nbytes: int
     state: dict[str, Any]
+    optimizer: Sequence[Dataset] = ()
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ def add_runs(among: Commands) -> None:
     sub.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
     sub = add(among, "submit", commands.submit, "make the run folder with a batch file in it, and submit the file")
     add_run_file(sub)
+    add_parent(sub)
     sub.add_argument("--site", type=Path, required=True, help="site file: nodes, placement, launcher, queue")
     sub.add_argument("--dry-run", action="store_true", help="print the layout and the batch file, write nothing")
 
@@ -55,9 +56,16 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     add_run_file(sub, optional=True)
     sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
     sub.add_argument("--resume", type=Path, metavar="RUN", help="resume the run in this folder, or start it there")
+    add_parent(sub)
     sub.add_argument(
         "--checkpoint", metavar="NAME", help="checkpoint to resume from; 'whole' picks the newest undamaged one"
     )
+
+
+def add_parent(sub: argparse.ArgumentParser) -> None:
+    """The run to continue."""
+    text = "begin with the model and optimizer state of this finished run: short for run.continue_from=RUN"
+    sub.add_argument("--continue-from", type=Path, metavar="RUN", help=text)
 
 
 def add_plans(among: Commands) -> None:

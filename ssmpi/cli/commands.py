@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def requested(arguments: argparse.Namespace) -> RunRequest:
     from ssmpi.recovery.start import Supervised
     from ssmpi.run.request import RunRequest
 
-    run_file, overrides = arguments.run_file, list(arguments.overrides)
+    run_file, overrides = arguments.run_file, overrides_of(arguments)
     if arguments.resume and run_file and "=" in str(run_file):  # with --resume the run file may be left out
         run_file, overrides = None, [str(run_file), *overrides]
     if not run_file and not arguments.resume:
@@ -84,6 +85,16 @@ def requested(arguments: argparse.Namespace) -> RunRequest:
     word = getattr(arguments, "supervised", None)  # 'launch' has no such option
     how = arguments.overwrite, arguments.resume, arguments.checkpoint, Supervised.parse(word) if word else None
     return RunRequest(run_file, overrides, *how)
+
+
+def overrides_of(arguments: argparse.Namespace) -> list[str]:
+    """The settings on the command line, with the option that is short for one; SettingsError if both are given."""
+    found, parent = list(arguments.overrides), arguments.continue_from
+    if parent is None:
+        return found
+    if any(word.startswith("run.continue_from") for word in found):
+        raise SettingsError("--continue-from is short for run.continue_from=...: leave one of them out")
+    return [*found, f"run.continue_from={json.dumps(str(parent))}"]
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -98,7 +109,7 @@ def submit(arguments: argparse.Namespace) -> int:
     from ssmpi.cluster import submit as submitter
     from ssmpi.config import load
 
-    return submitter.submit(load(arguments.run_file, arguments.overrides), arguments.site, arguments.dry_run)
+    return submitter.submit(load(arguments.run_file, overrides_of(arguments)), arguments.site, arguments.dry_run)
 
 
 def plan(arguments: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from ssmpi.files.run_files import BATCH_FILE, BATCH_LOG, NETWORK, RUN_FILE, SITE
 from ssmpi.files.writable import check_writable
 from ssmpi.host.mpi_environment import remove_session
 from ssmpi.host.packages import package_versions
+from ssmpi.run import continued
 from ssmpi.run.requirements import composed, splits_to_score
 
 FILES = (RUN_FILE, SITE_FILE, BATCH_FILE, VERSIONS)
@@ -41,6 +42,7 @@ def submit(config: Config, site_file: Path, dry_run: bool) -> int:
     manifest = read_manifest(Path(config.data.folder))
     splits_to_score(config, manifest)  # now rather than after a wait in the queue
     config = composed(config, manifest.features)
+    continued.parent_of(config, manifest)
     layout = layout_of(config, where)
     folder = Path(config.run.folder)
     text = batch_file(config, where, layout)

@@ -19,7 +19,8 @@ class Run:
     """The ``[run]`` section: where results go, and how often they are written.
 
     ``log_seconds`` is the time between lines of ``metrics.jsonl``. ``record_losses`` keeps every batch's loss, for
-    comparing runs bit by bit.
+    comparing runs bit by bit. ``continue_from`` is a finished run whose model and optimizer state this one begins with,
+    on other data; with ``fresh_optimizer`` its optimizers begin anew. Schedule and passes are this run's own.
     """
 
     folder: str = "runs/run"
@@ -27,11 +28,17 @@ class Run:
     log_seconds: float = 5.0
     tensorboard: bool = True
     record_losses: bool = False
+    continue_from: str = ""
+    fresh_optimizer: bool = False
 
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty")
         require(0 <= self.seed < 2**31, f"seed must be in [0, 2^31), got {self.seed}")
         positive("log_seconds", self.log_seconds, SECONDS)
+        require(
+            bool(self.continue_from) or not self.fresh_optimizer,
+            "fresh_optimizer leaves out the optimizer state of the run that is continued: set run.continue_from too",
+        )
 
 
 @dataclass(frozen=True)

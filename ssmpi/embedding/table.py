@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -168,34 +168,43 @@ class Arena(RowArray):
         """The state as files have it."""
         return self.state.reshape(-1) if self.state.shape[1] == 1 else self.state
 
-    def load(self, path: Path) -> int:
-        """Load the rows of this arena that a saved file holds, whatever placement saved it, and return their number."""
+    def rows_within(self, cardinalities: Sequence[int]) -> int:
+        """How many of the rows belong to ids below the ``cardinalities`` of their tables."""
+        ends = [(part, min(cardinalities[part.table], self.cardinalities[part.table])) for part in self.parts]
+        return sum(len(range(part.first, end, part.stride)) for part, end in ends)
+
+    def load(self, path: Path, *, widened: bool = False, state: bool = True) -> int:
+        """Load the rows of this arena that a saved file holds, whatever placement saved it, and return their number.
+        Tables may have been ``widened`` since: their ids begin with the saved ones. Without ``state`` that of the
+        optimizer stays as it is.
+        """
         taken = 0
         with h5py.File(path, "r", locking=False) as saved:
             for group in saved.values():
                 for part in self.parts:
                     if part.table == group["weights"].attrs["table"]:
-                        taken += self._take(path, group, part)
+                        taken += self._take(path, group, part, widened, state)
         return taken
 
-    def _take(self, path: Path, group: h5py.Group, part: Part) -> int:
+    def _take(self, path: Path, group: h5py.Group, part: Part, widened: bool, state: bool) -> int:
         """Copy the rows that a saved part and one of this arena have in common: the intersection of two stripes."""
         first, stride, cardinality = (int(group["weights"].attrs[name]) for name in ("first", "stride", "cardinality"))
-        if cardinality != self.cardinalities[part.table]:
+        here = self.cardinalities[part.table]
+        if cardinality != here and not (widened and cardinality < here):
             raise DataError(
-                f"{path}: table {part.table} has {cardinality} rows, this model {self.cardinalities[part.table]}: the "
+                f"{path}: table {part.table} has {cardinality} rows, this model {here}: the "
                 "weights belong to other data"
             )
         self._check_layout(path, group["weights"])
         taken = 0
         for start in range(0, part.rows, ROWS_AT_A_TIME):  # a part may be most of the memory of its PS
             ours = part.first + part.stride * np.arange(start, min(start + ROWS_AT_A_TIME, part.rows), dtype=np.int64)
-            common = np.flatnonzero(ours % stride == first)
+            common = np.flatnonzero((ours % stride == first) & (ours < cardinality))
             if len(common):
                 source, target = (ours[common] - first) // stride, part.base + start + common
                 low, high = int(source[0]), int(source[-1]) + 1
                 self.weights[target] = group["weights"][low:high][source - low]
-                if self.state.size and "state" in group:
+                if state and self.state.size and "state" in group:
                     self._saved_state[target] = group["state"][low:high][source - low]
                 taken += len(common)
         return taken

@@ -17,6 +17,7 @@ METRICS = "metrics.jsonl"
 RESULT_NAME = "result.json"  # the marker that says how the run ended
 ATTEMPTS = "attempts.json"
 RECOVERIES = "recoveries.json"
+PARENT = "parent.json"  # the finished run that this one continues
 LOCK_NAME, LAUNCH_LOCK = LOCKS = "job.lock", "launch.lock"  # held by the first rank, and by the launcher
 PLOT = "plot.png"
 SITE_FILE, BATCH_FILE, BATCH_LOG = "site.toml", "job.sbatch", "job-%j.log"  # SLURM replaces %j with its job number
@@ -29,12 +30,13 @@ NETWORK = "network"  # the folder of a user's own network
 CHECKPOINT, ASIDE = "checkpoint-", "set-aside-"  # folders in CHECKPOINTS
 MANIFEST_NAME = "manifest.json"
 
+OPTIMIZER = "optimizer.h5"  # in MODEL
 _RANK = r"(trainer|embedding_ps|sync_ps)-\d+"
-_WEIGHTS = rf"(dense|embedding-\d+|trainer-\d+)\.h5|{re.escape(MANIFEST_NAME)}"
+_WEIGHTS = rf"(dense|optimizer|embedding-\d+|trainer-\d+)\.h5|{re.escape(MANIFEST_NAME)}"
 _IN_FOLDER = {  # a folder to the files that it holds; the first is the run folder itself
     "": "|".join((
         *map(re.escape, (RUN_FILE, VERSIONS, METRICS, RESULT_NAME, ATTEMPTS, *LOCKS, PLOT, SITE_FILE, BATCH_FILE)),
-        *map(re.escape, (RECOVERIES, *EXPORTS.values(), f"model{ONNX_TABLES}", REPORT)), r"report-[a-z]+\.png",
+        *map(re.escape, (RECOVERIES, PARENT, *EXPORTS.values(), f"model{ONNX_TABLES}", REPORT)), r"report-[a-z]+\.png",
         re.escape(BATCH_LOG).replace("%j", r"\d+"), r"events\.out\.tfevents\..+", r"losses-\d+\.npy",
         rf"{_RANK}\.json",  # what the ranks of a benchmark measured
     )),

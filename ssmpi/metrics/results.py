@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ssmpi.checkpoint.parent import Parent
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.files import atomic_file
 from ssmpi.files.log import log
@@ -107,7 +108,7 @@ class RunResults:
         status = STOPPED if stopped else COMPLETE if complete else INCOMPLETE
         body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
         body |= nested(self.logbook.traffic.totals())
-        body |= {"pls": self.recovery.pls, **self._recoveries(), "evaluations": self.evaluations}
+        body |= {"pls": self.recovery.pls, **self._recoveries(), **self._parent(), "evaluations": self.evaluations}
         if complete:
             body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
         try:
@@ -151,6 +152,15 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
+
+    def _parent(self) -> dict[str, Any]:
+        """The run that this one continues; nothing if its record cannot be read, which must not cost the result."""
+        try:
+            parent = Parent.recorded(self.folder)
+        except DataError as error:
+            log.error(f"error: {RESULT_NAME} does not say which run was continued: {error}")
+            return {}
+        return {"continued_from": parent.as_json()} if parent else {}
 
 def event_writer(folder: Path, examples: int) -> EventWriter | None:
     """A writer of TensorBoard's events, or None, with a message, where TensorBoard is not installed."""

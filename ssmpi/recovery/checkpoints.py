@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi import config
-from ssmpi.checkpoint import disk, remedies, store
+from ssmpi.checkpoint import disk, model_files, remedies, store
 from ssmpi.core.errors import DataError
 from ssmpi.files.log import log
 from ssmpi.files.run_files import RESULT_NAME
@@ -32,9 +32,12 @@ def choose_checkpoint(job: Job, plan: ResumePlan) -> Path | None:
             log.warning(f"{path.name} cannot be used: {error}")
     if tried := plan.checkpoints:
         job.agree(lambda: raise_data_error(f"{error}; {remedies.for_damaged_checkpoint(run, tried[-1], tried)}"))
+    if plan.parent:
+        job.agree(plan.parent.check)
+        model_files.check(job, plan.parent.folder)
     job.agree(partial(take_over, plan, None))
     if job.rank == 0:
-        log.info("no checkpoint: starting from the beginning")
+        log.info(f"no checkpoint: starting from {plan.parent or 'the beginning'}")
     return None
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssmpi.checkpoint import parent
 from ssmpi.checkpoint.rows import newest
 from ssmpi.checkpoint.rows.newest import Reloaded
+from ssmpi.checkpoint.store import read_manifest
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
 from ssmpi.embedding.table import ROWS
@@ -81,6 +84,10 @@ def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Reloaded | str:
     with during(f"reloading the rows of embedding_ps {index}"):
         try:
             arena, _ = newest.arena_in(start.memory, config, index)
+            if plan.parent:  # there is no checkpoint yet
+                plan.parent.check()
+                model, fresh = plan.parent.folder, config.run.fresh_optimizer
+                parent.load_rows(arena, model, index, partial(newest.verify, read_manifest(model)), fresh=fresh)
             found = newest.restore(arena, index, Path(config.run.folder), plan.checkpoints, start.timeline)
         except (DataError, OSError) as error:
             return str(error)

@@ -161,7 +161,8 @@ def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: P
     saved = store.read_manifest(checkpoint).state if checkpoint and job.rank == 0 else {}
     starts, servers = [number] * topology.size, topology.embedding_ps
     ledger = Ledger.begin(starts, servers, saved.get("ledger"), saved.get("examples", 0))
-    return Start(checkpoint, memory, ledger=ledger, timeline=timeline)
+    parent = plan.parent.folder if plan.parent and not checkpoint else None
+    return Start(checkpoint, memory, ledger=ledger, timeline=timeline, parent=parent)
 
 
 def record(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 
 if TYPE_CHECKING:
+    from ssmpi.checkpoint.parent import Parent
     from ssmpi.checkpoint.rows.newest import Reloaded
     from ssmpi.config import Config
     from ssmpi.recovery.ledger import Ledger
@@ -45,7 +46,8 @@ class Supervised(NamedTuple):
 @dataclass(frozen=True)
 class ResumePlan:
     """How a job starts: its settings, the checkpoints to try (newest first), or that it is finished; ``resumed`` if the
-    folder holds the run already, ``again`` if its launch restarts it after a kill. ``left`` is the launch whose memory,
+    folder holds the run already, ``again`` if its launch restarts it after a kill. ``parent`` is the finished run that
+    it continues, where there is no checkpoint yet. ``left`` is the launch whose memory,
     where it has survived, is ahead of the checkpoints; ``replaced`` that of the run that was overwritten here.
     """
 
@@ -56,6 +58,7 @@ class ResumePlan:
     again: bool = False
     left: Left | None = None
     replaced: str = ""
+    parent: Parent | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ class Repair:
 @dataclass(frozen=True)
 class Start:
     """Start from ``memory`` that survived, on all ranks except those that a ``repair`` names; else from ``checkpoint``;
-    else from the beginning.
+    else from the beginning, with the model in ``parent`` if the run continues another one.
     """
 
     checkpoint: Path | None = None
@@ -95,6 +98,7 @@ class Start:
     repair: Repair | None = None
     ledger: Ledger | None = None
     timeline: int = 1  # row saves of another timeline are ignored
+    parent: Path | None = None
 
     @property
     def warm(self) -> bool:

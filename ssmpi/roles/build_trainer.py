@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssmpi import sync
+from ssmpi.checkpoint import parent
 from ssmpi.checkpoint.context import SaveContext
 from ssmpi.checkpoint.trainer_state import Checkpoint, LiveState, restore
 from ssmpi.comm.failure import start
@@ -51,7 +52,8 @@ def warn(config: Config, world: World) -> None:
     if world.index:
         return
     threads = config.topology.replica_lanes
-    if threads > 1 and config.dense.optimizer == "adagrad" and not config.schedule.warmup_examples:
+    begins = not config.run.continue_from or config.run.fresh_optimizer
+    if begins and threads > 1 and config.dense.optimizer == "adagrad" and not config.schedule.warmup_examples:
         log.warning(
             f"no warm-up: Adagrad's first step is dense.rate in every parameter, and {threads} threads of a replica "
             "take theirs together, which can kill hidden units for good; 100 steps of each thread are "
@@ -91,8 +93,8 @@ def dense_model(
     )
     if replica.measured.names:
         replica.measure_in(memory.array("estimates", replica.measured.values.shape, "float64"))
-    if start.checkpoint:
-        replica.vector[:] = replica.load(start.checkpoint / "dense.h5")
+    if model := start.checkpoint or start.parent:
+        replica.vector[:] = replica.load(model / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
     with during("loading kernels, compiling those that are new here"):
         compile_kernels(config, replica, optimizer)
@@ -181,13 +183,19 @@ def save_context(
     )  # fmt: skip
 
 
-def resume(config: Config, world: World, saved: Saved | None, live: LiveState, synchronizer: sync.Synchronizer) -> None:
-    """Restore a trainer's live state from a checkpoint, or make replicated state equal that has survived."""
+def resume(
+    config: Config, world: World, saved: Saved | None, live: LiveState, synchronizer: sync.Synchronizer, start: Start
+) -> None:
+    """Restore a trainer's live state from a checkpoint, make replicated state equal that has survived, or take the
+    optimizer state of the run that is continued.
+    """
     if isinstance(saved, Checkpoint):
         restore(live, saved, world, config.sync.algorithm, config.waiting)
     elif saved:
         saved.make_equal(synchronizer, world, config.waiting, live.replica.owned)
 
+    elif start.parent and not config.run.fresh_optimizer:
+        parent.restore(live, start.parent, config.sync.algorithm)
 
 def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:
     """The state of the run's recoveries; the first trainer writes it."""

@@ -40,6 +40,22 @@ class CommonModel:
         wait(trainers.iallreduce(found), self.waiting, "the other trainers (to gather estimates)")
         return found
 
+    def optimizer(self) -> dict[str, np.ndarray]:
+        """What a run that continues this one starts its optimizers with, float32 (parameters of the network,) each: the
+        mean of all replicas' ``dense`` state, and what the algorithm keeps that is common to all of them, under
+        ``sync``; only on the first replica.
+        """
+        found = {}
+        for name, values in self.synchronizer.context.local.optimizer.state().items():
+            total = values.astype(np.float64)
+            wait(self.world.replicas.iallreduce(total), self.waiting, "the other trainers (to save the optimizer)")
+            found[f"dense/{name}"] = self.gathered((total / self.world.replicas.size).astype(np.float32))
+        if self.world.replicas.rank == 0:
+            for name, values in self.synchronizer.state().items():
+                if "/" not in name:  # else it is one trainer's own
+                    found[f"sync/{name}"] = self.gathered(values)
+        return found
+
     def gathered(self, vector: np.ndarray) -> np.ndarray:
         """The whole of what every member of the group has in its ``vector``, float32 (owned parameters,)."""
         owned = self.replica.owned

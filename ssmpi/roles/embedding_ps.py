@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.checkpoint.arena_writer import MOST, ArenaWriter
-from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.rows.newest import arena_in
 from ssmpi.checkpoint.rows.saver import RowSaver
 from ssmpi.checkpoint.rows.store import RowStore, path_of, remove_beyond
@@ -27,6 +26,7 @@ from ssmpi.host.host_memory import free_memory
 from ssmpi.recovery.row_saves import expected_examples, schedule_of
 from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.recovery.state import RecoveryState
+from ssmpi.roles.tables import load_rows
 
 if TYPE_CHECKING:
     from ssmpi.comm.shared_memory import Memory
@@ -42,10 +42,8 @@ NO_SAVES = (
 
 def serve_embeddings(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
     """The whole life of an embedding PS."""
-    model = start.checkpoint
-    arena, memory = arena_in(start.memory, config, world.index, model)
-    if model:
-        load_tables(arena, model, world.index)
+    arena, memory = arena_in(start.memory, config, world.index, start.checkpoint)
+    load_rows(config, arena, start, world.index)
     shared = config.embedding.transport != "messages"
     scope = scope_of(place(arena.cardinalities, config.topology.embedding_ps), world.index)
     counts = start.memory.part(COUNTS, shared=shared) if config.tracking.counts else None

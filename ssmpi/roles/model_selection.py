@@ -70,7 +70,8 @@ class SelectionState:
 
 class ModelSelection:
     """One trainer's part. All trainers make the same decisions, by the first one's numbers. ``model(vector)`` is the
-    model that ``checkpoints`` saves, ``state`` the selection state in the checkpoint that this job resumes from.
+    model that ``checkpoints`` saves, gathered by all; ``state`` is the selection state in the checkpoint that this job
+    resumes from.
     """
 
     def __init__(
@@ -147,11 +148,11 @@ class ModelSelection:
 
     def _save(self, vector: np.ndarray, at: int, ne: float) -> bool:
         """Save the present model; returns whether that succeeded. A failure does not end the run."""
-        results, saved = self._evaluations.results, np.zeros(1)
+        results, saved, model = self._evaluations.results, np.zeros(1), self._model_state(vector)
         if results:
             clock = Clock()
             try:
-                self._checkpoints.save_best(self._model_state(vector), self._place(at))
+                self._checkpoints.save_best(model, self._place(at))
             except (OSError, DataError) as error:
                 log.error(f"error: the best model so far could not be saved, training continues: {cause(error)}")
             else:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.checkpoint import saved_network
+from ssmpi.checkpoint import dense_vectors, saved_network
 from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.checkpoint.fingerprint import fingerprint
+from ssmpi.checkpoint.parent import ALGORITHM
 from ssmpi.checkpoint.trainer_state import LOG, LiveState, ModelState, RunState, TrainerState
 from ssmpi.metrics.results import RunResults, plain
 from ssmpi.model import graph
+from ssmpi.model.parameters import OwnedParameters
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from ssmpi.data.reader import SplitReader
     from ssmpi.embedding.placement import Placement
     from ssmpi.model.replica import Replica
+    from ssmpi.roles.common_model import CommonModel
     from ssmpi.roles.model_selection import SelectionState
     from ssmpi.roles.progress import Progress
 
@@ -33,6 +36,7 @@ class Snapshots:
     reader: SplitReader
     placement: Placement
     replica: Replica
+    model: CommonModel
     live: LiveState
     progress: Progress
     checked: Set[int]
@@ -63,10 +67,19 @@ class Snapshots:
         return TrainerState(arrays, self.progress.examples_of_all, self._model(vector, run))
 
     def of_model(self, vector: np.ndarray) -> ModelState:
-        """On the first trainer: the present model, with these dense weights."""
-        assert self.results
-        examples = int(self.results.logbook.totals()["examples"])
-        return self._model(vector, {"examples": examples, **self._about()})
+        """The present model, with these dense weights, and the optimizer's state. Every trainer calls it; the first one
+        saves it.
+        """
+        arrays, state = self.model.optimizer(), {}
+        if self.results:
+            examples = int(self.results.logbook.totals()["examples"])
+            state = {"examples": examples, **self._about(), ALGORITHM: self.config.sync.algorithm}
+        optimizer = dense_vectors.split(arrays, OwnedParameters(self.replica.network))
+        found = self._model(vector, state)
+        size = sum(values.nbytes for values in arrays.values())
+        return replace(
+            found, optimizer=[(name, values, {}) for name, values in optimizer.items()], nbytes=found.nbytes + size
+        )
 
     def _model(self, vector: np.ndarray, state: dict[str, Any]) -> ModelState:
         rows = sum(self.placement.cardinalities) * self.config.rows.row_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ssmpi.checkpoint import parent
 from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.comm.push_counts import SentPushes
@@ -29,7 +30,17 @@ def placing(cardinalities: Sequence[int], servers: int, start: Start) -> str:
     )
     if start.warm:
         return f"mapping {rows} {where}"
+    if start.parent:
+        return f"placing {rows} {where}, loading those of {start.parent}"
     return f"loading {rows} of {start.checkpoint.name} {where}" if start.checkpoint else f"placing {rows} {where}"
+
+
+def load_rows(config: Config, arena: Arena, start: Start, server: int = 0) -> None:
+    """Fill the new arena of PS ``server`` with the rows that the job starts from; at a beginning it has its own."""
+    if start.checkpoint:
+        load_tables(arena, start.checkpoint, server)
+    elif start.parent:
+        parent.load_rows(arena, start.parent, server, fresh=config.run.fresh_optimizer)
 
 
 class Tables:
@@ -49,8 +60,7 @@ class Tables:
             self.transport.compare_pushes()
             return
         arena = Arena(config.rows, self.placement, 0, config.run.seed, start.memory.part(ROWS, shared=False))
-        if start.checkpoint:
-            load_tables(arena, start.checkpoint)
+        load_rows(config, arena, start)
         self.transport = LocalTables(arena, ArenaWriter(world.same_role_here), world.traffic)
 
     def lookups(

@@ -78,13 +78,13 @@ class Trainer:
             self.replica, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
         )
         self._model = CommonModel(self.synchronizers[0], self.replica, world, config.waiting)
-        build_trainer.resume(config, world, saved, live, self.synchronizers[0])
+        build_trainer.resume(config, world, saved, live, self.synchronizers[0], start)
         self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
         self._results = build_trainer.results(config, rows, saved, self._recovery) if world.index == 0 else None
         self._row_saves = RowSaves(config, self.tables.transport, self._results, self._recovery)
         self._snapshots = Snapshots(
-            config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
-            progress=self.progress, checked=self._control.checked, results=self._results,
+            config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica,
+            model=self._model, live=live, progress=self.progress, checked=self._control.checked, results=self._results,
         )  # fmt: skip
         context = build_trainer.save_context(config, world, folder, self.tables, self._stop, memory)
         logbook = self._results.logbook if self._results else None
@@ -248,9 +248,9 @@ class Trainer:
             if self._cursor.advanced:
                 self._checkpoints.save_and_stop(partial(self._state, self._cursor.position))
             return
-        vector = self._model.weights()
+        model = self._snapshots.of_model(self._model.weights())
         if self._results and not self._selection.put_in_place():
-            self._checkpoints.save_model(self._snapshots.of_model(vector))
+            self._checkpoints.save_model(model)
         self._checkpoints.wait_for_the_first()
 
     def goodbye(self) -> None:

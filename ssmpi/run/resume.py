@@ -21,7 +21,7 @@ from ssmpi.files.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.files.writable import check_writable
 from ssmpi.recovery.start import ResumePlan, Supervised
 from ssmpi.recovery.state import RecoveryState
-from ssmpi.run import run_folder, run_lock
+from ssmpi.run import continued, run_folder, run_lock
 from ssmpi.run.request import RunRequest
 from ssmpi.run.requirements import composed
 
@@ -50,16 +50,20 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
     config = composed(config, reader.manifest.features)
+    begins = not request.run or not is_run_folder(run)
+    parent = continued.parent_of(config, reader.manifest) if begins else None
     rows = sum(reader.manifest.cardinalities) * config.rows.row_bytes
     if not again:  # what is in memory must not be lost for a model that is not written yet
         check_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
-    if not request.run or not is_run_folder(run):
+    if begins:
         if request.checkpoint not in (None, WHOLE):
             raise SettingsError(f"{run}: holds no run, so there is no {request.checkpoint}; leave --checkpoint out")
         run_folder.check_overwrite(run, request.overwrite, request.run_file)
         hold(run, held, supervised)
         run_folder.make(run, config, request.overwrite, request.run_file)
-        return ResumePlan(config, replaced=before)
+        if parent:
+            parent.record(run)
+        return ResumePlan(config, replaced=before, parent=parent)
     hold(run, held, supervised)
     if is_finished(run):  # by the job that held the lock
         return check_nothing_to_do(request, config)
@@ -69,7 +73,9 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         check_fingerprint(path.name, saved, found_settings, config.network)
         check_passes(path.name, saved, config)
     left = None if again or request.checkpoint else RecoveryState(run).left()
-    return ResumePlan(config, tuple(found), resumed=True, again=again, left=left)
+    begun, asked = bool(found or again or left), "run.continue_from" in request.overridden()
+    parent = continued.resumed(run, config, reader.manifest, begun=begun, asked=asked)
+    return ResumePlan(config, tuple(found), resumed=True, again=again, left=left, parent=None if found else parent)
 
 
 def hold(run: Path, held: ExitStack, supervised: Supervised | None) -> None:

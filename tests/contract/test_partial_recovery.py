@@ -23,6 +23,7 @@ from ranks import PATIENCE, PretendedStart, over_threads
 from runs import Run, train_over_threads, write_run_file
 
 from ssmpi.checkpoint import store
+from ssmpi.checkpoint.parent import Parent
 from ssmpi.checkpoint.rows import newest
 from ssmpi.checkpoint.rows.saver import RowSaver
 from ssmpi.checkpoint.store import Store, read_manifest
@@ -75,7 +76,8 @@ def one_process(monkeypatch):
 def play(world, config, number):
     """A body: one rank's part in the ``number``-th start of a launch."""
     run = Path(config.run.folder)
-    plan = ResumePlan(config, tuple(Store(run).committed()[::-1]) if number > 1 else (), again=number > 1)
+    found = tuple(Store(run).committed()[::-1]) if number > 1 else ()
+    plan = ResumePlan(config, found, again=number > 1, parent=None if found else Parent.recorded(run))
     start = restart.begin(PretendedStart(world), plan, Supervised(LAUNCH, number, time.time()))
     return PARTS[world.role](config, world, run, start)
 
@@ -144,6 +146,27 @@ class Killed:
     @property
     def recoveries(self):
         return json.loads((self.folder / RECOVERIES).read_text())["recoveries"]
+
+
+def test_before_the_first_checkpoint_a_continued_run_goes_back_to_its_parent(tmp_path, small_data):
+    """All of it if the first trainer's memory is lost; of a lost embedding PS, its rows."""
+    parent = train_over_threads(tmp_path / "parent", small_data, *TWO_PS)
+    settings = (*TWO_PS[:-2], "checkpoint.every_minutes=0", f"run.continue_from={parent.folder}")
+    whole = train_over_threads(tmp_path / "whole", small_data, *settings, parent=parent.folder)
+    killed = Killed(tmp_path / "all", small_data, *settings)
+    Parent.of(parent.folder).record(killed.folder)
+    killed.start(Kill(Progress, "record", 5)).lose("trainer-0").start()
+    assert killed.recoveries[-1]["how"] == "beginning"
+    np.testing.assert_array_equal(killed.run.losses(), whole.losses())
+    for found, expected in zip(killed.run.tables(), whole.tables(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert killed.run.result["continued_from"]["run"] == str(parent.folder)
+    still = Killed(tmp_path / "rows", small_data, *settings, "embedding.rate=0", "dense.rate=0")
+    Parent.of(parent.folder).record(still.folder)
+    still.start(Kill(Progress, "record", 5)).lose("embedding_ps-1").start()
+    assert still.recoveries[-1]["how"] == "partial"
+    for found, expected in zip(still.run.tables(), parent.tables(), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 class KillAfterSave(Fault):

@@ -70,6 +70,12 @@ def test_launch_refuses_what_groups_cannot_do_before_it_starts_anything(start, o
 # Wrong folders and data
 
 
+def test_a_run_that_cannot_be_continued_leaves_no_folder(start, tmp_path):
+    text = start(*ONE_TRAINER, "--continue-from", tmp_path / "nowhere", ranks=2).error(PATIENCE)
+    assert_names(text, "trainer 0", 0, "nowhere: no such folder; name a run folder")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_folder_in_use_is_left_alone(start, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").touch()

@@ -90,7 +90,7 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
         try:
             manifest = store.read_manifest(checkpoint)
             if (number := checkpoint_number(checkpoint)) > base:
-                load_tables(arena, checkpoint, index, partial(_verify, manifest))
+                load_tables(arena, checkpoint, index, partial(verify, manifest))
                 loaded, taken, source = number, manifest.state["examples"], checkpoint.name
             break
         except DataError as error:
@@ -107,7 +107,7 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
     return Reloaded(taken, rows, source, Unsaved(0.0, taken, per_sample))
 
 
-def _verify(manifest: FileManifest, path: Path) -> None:
+def verify(manifest: FileManifest, path: Path) -> None:
     """Raise DataError if a file does not match its manifest."""
     for entry in manifest.files:
         if entry.file == path.name:
