@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ssmpi.model.network import Network
 
 SAME = (
-    "run.seed", "data.train_split", "data.shuffle", "evaluate.per_pass", "model.name", "model.bottom", "model.top",
-    "embedding.dim", "embedding.optimizer", "dense.optimizer",
+    "run.seed", "data.train_split", "data.shuffle", "evaluate.per_pass", "evaluate.progressive", "model.name",
+    "model.bottom", "model.top", "embedding.dim", "embedding.optimizer", "dense.optimizer",
 )  # fmt: skip
 MODEL = "model."
 DATA = "data.folder (its contents)"

@@ -47,7 +47,8 @@ class EvaluateOptions:
 
     ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; ``none`` is none. The default ones
     are left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the
-    end.
+    end. With ``progressive`` the common model also scores each part of the first pass before it is trained on; parts
+    then follow each other in the order of the rows, and ``data.shuffle`` permutes within them.
 
     ``keep`` selects the model that the run leaves: the ``last`` one, or the ``best`` one, which has the lowest NE on
     ``split``. Early stopping: training ends after ``patience`` evaluations of ``split`` in a row without a gain, where
@@ -60,6 +61,7 @@ class EvaluateOptions:
     per_pass: int = 1
     batch_size: int = 2048
     replica: bool = False
+    progressive: bool = False
     keep: Literal["last", "best"] = "last"
     patience: int = 0
     min_gain: float = 0.0

@@ -60,8 +60,18 @@ class BlockDispatcher:
         return [block for block in self.order if block not in gone]
 
 
-def block_order(options: DataOptions, seed: int, pass_index: int, blocks: int) -> list[int]:
-    """The order in which a pass deals its blocks: a different permutation in every pass, or file order."""
+def block_order(options: DataOptions, seed: int, pass_index: int, blocks: int, parts: int = 1) -> list[int]:
+    """The order in which a pass deals its blocks: a different permutation in every pass, or file order. With several
+    ``parts``, which follow each other in file order, a permutation in each.
+    """
     if not options.shuffle:
         return list(range(blocks))
-    return [int(b) for b in shuffled(seed, 1, pass_index, size=blocks)]
+    if parts == 1:
+        return [int(b) for b in shuffled(seed, 1, pass_index, size=blocks)]
+    spans = [part_of(blocks, place, parts) for place in range(parts)]
+    return [span[k] for place, span in enumerate(spans) for k in shuffled(seed, 1, pass_index, place, size=len(span))]
+
+
+def part_of(blocks: int, place: int, parts: int) -> range:
+    """Which places in the order of a pass one of its parts has."""
+    return range(blocks * place // parts, blocks * (place + 1) // parts)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ssmpi.data.batch import Batch
-from ssmpi.data.block_dispatcher import BlockDispatcher, block_order
+from ssmpi.data.block_dispatcher import BlockDispatcher, block_order, part_of
 from ssmpi.data.position import Piece, Position, StartedPiece
 from ssmpi.data.reader import DataOptions, SplitReader, suit_block_rows
 from ssmpi.data.stream import Stream
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CursorOptions:
-    """How a run iterates over its data: over how many trainers and threads, in how many parts per pass, and whether
-    threads prefetch a batch (``ahead``).
+    """How a run iterates over its data: over how many trainers and threads, in how many parts per pass, whether
+    threads prefetch a batch (``ahead``), and whether parts follow each other in the order of the rows (``in_time``).
     """
 
     data: DataOptions
@@ -30,6 +30,7 @@ class CursorOptions:
     seed: int
     per_pass: int
     ahead: bool
+    in_time: bool = False
 
     def block_rows(self, rows: int) -> int:
         """Rows per block for a pass of ``rows`` rows."""
@@ -86,8 +87,26 @@ class DataCursor:
         """All shards in the order in which this part and the rest of its pass need them, some more than once."""
         begun = [begun.piece for begun in self.position.begun]
         yield from (self._shard(piece.block) for piece in [*begun, *self._pieces])
-        blocks = block_order(self._options.data, self._options.seed, self._pass, len(self.reader.blocks))
-        yield from map(self._shard, blocks)
+        yield from map(self._shard, self._order())
+
+    def unseen(self) -> list[int]:
+        """The blocks of this part if nobody has been trained on any of its rows: in the first pass, before the part
+        begins; else none.
+        """
+        blocks = self._blocks_of_part()
+        first = self.position.part < self._options.per_pass
+        return blocks if first and self.position.left == sum(self.reader.blocks[k].rows for k in blocks) else []
+
+    def _order(self) -> list[int]:
+        """The blocks of this pass in dealing order."""
+        options = self._options
+        parts = options.per_pass if options.in_time else 1
+        return block_order(options.data, options.seed, self._pass, len(self.reader.blocks), parts)
+
+    def _blocks_of_part(self) -> list[int]:
+        """The blocks of this part in dealing order."""
+        order, per_pass = self._order(), self._options.per_pass
+        return [order[place] for place in part_of(len(order), self.position.part % per_pass, per_pass)]
 
     def _shard(self, block: int) -> int:
         return self.reader.blocks[block].shard
@@ -116,16 +135,13 @@ class DataCursor:
     def _deal(self) -> BlockDispatcher:
         """Cut this part of the pass into pieces, or take those that a checkpoint left, and prepare to deal them."""
         data, position, per_pass = self._options.data, self.position, self._options.per_pass
-        self._pass, place = divmod(position.part, per_pass)
+        self._pass = position.part // per_pass
         rows = position.block_rows or self._options.block_rows(self.reader.rows)
         self.reader = SplitReader(self.reader.folder, data.train_split, rows)
         examples = self._dealt.examples
         if not position.dealt:
             examples += self._dealt.position.left  # of the previous part, all of which is done
-            blocks = self.reader.blocks
-            order = block_order(data, self._options.seed, self._pass, len(blocks))
-            order = order[len(order) * place // per_pass : len(order) * (place + 1) // per_pass]
-            waiting = tuple(Piece(number, 0, blocks[number].rows) for number in order)
+            waiting = tuple(Piece(k, 0, self.reader.blocks[k].rows) for k in self._blocks_of_part())
             position = Position(position.part, rows, True, (), waiting)
         self._pieces, self.position = position.waiting, position
         self._dealt = Deal(self._dealt.number + 1, examples, position)

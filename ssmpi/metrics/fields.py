@@ -59,7 +59,10 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
         (TRAIN,),
         "share of the entries that pushes sent in this window, if `sync.codec` is not `dense`",
     ),
-    "split": ((EVALUATION,), "what was scored"),
+    "split": (
+        (EVALUATION,),
+        "what was scored; `progressive`: a part of the data before training on it (`evaluate.progressive`)",
+    ),
     "weights": ((EVALUATION,), "`model`: the common model; `replica 0`: the first trainer's own (`evaluate.replica`)"),
     "rows": ((EVALUATION, ROW_SAVE), "rows scored, or saved"),
     "name": ((CHECKPOINT,), "folder of the checkpoint"),

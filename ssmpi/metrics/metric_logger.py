@@ -69,7 +69,7 @@ class MetricLogger:
         self._earlier = {name: numbers.get(name, 0.0) for name in ("seconds", "iterations", "rounds")}
         self._checkpoints, self._save_cost = numbers.get("checkpoints", 0.0), SaveCost.of(numbers)
         self.traffic = TrafficLog(topology.trainers, numbers)
-        self._paused = 0.0
+        self._started, self._paused = False, 0.0
         self._warned = False
 
     def gathered(self, trainer: int, report: TrainerReport) -> None:
@@ -130,7 +130,8 @@ class MetricLogger:
     @property
     def seconds(self) -> float:
         """Seconds of training, those of earlier jobs included, without pauses."""
-        return self._earlier["seconds"] + time.monotonic() - self._began - self._paused
+        before = self._earlier["seconds"]
+        return before + time.monotonic() - self._began - self._paused if self._started else before
 
     def state(self) -> State:
         """The state that a resumed metric logger needs: numbers for JSON, and arrays."""
@@ -193,6 +194,7 @@ class MetricLogger:
     def start_clock(self) -> None:
         """Training starts now; the time before was set-up."""
         log.info("training starts")
+        self._started, self._paused = True, 0.0
         self._began = self._window_began = self._line_said = time.monotonic()
 
     def close(self) -> None:

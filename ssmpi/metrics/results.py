@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from ssmpi.files.log import log
 from ssmpi.files.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.files.run_files import RECOVERIES, RESULT_NAME
 from ssmpi.files.write_behind import WriteBehind
+from ssmpi.metrics import progressive
 from ssmpi.metrics.jsonl import CLOSING_SECONDS
 from ssmpi.metrics.metric_logger import EarlierLog, MetricLogger
 from ssmpi.metrics.traffic import nested
@@ -26,6 +27,7 @@ from ssmpi.recovery.state import RecoveryState
 
 if TYPE_CHECKING:
     from ssmpi.config import Run
+    from ssmpi.core.quality import Quality
     from ssmpi.core.topology import Topology
     from ssmpi.metrics.events import EventWriter
 
@@ -75,6 +77,16 @@ class RunResults:
         lowest = kept["best"]["ne"]  # None, NaN in JSON, where all labels are the same
         if best if best is not None else found["ne"] < (math.inf if lowest is None else lowest):
             kept["best"] = found
+
+    def scored_ahead(self, part: int, quality: Quality, more: Mapping[str, float], seconds: float) -> None:
+        """Keep what a part's rows scored before they are trained on: ``more`` does not follow from their quality."""
+        before = self.evaluations.get(progressive.NAME)
+        self.evaluations[progressive.NAME] = progressive.after(before, part, quality, more)
+        self.logbook.evaluated(progressive.NAME, {"rows": float(quality.sums[0]), **quality.compute(), **more}, seconds)
+
+    def is_scored_ahead(self, part: int) -> bool:
+        """Whether that was done."""
+        return progressive.is_scored(self.evaluations.get(progressive.NAME), part)
 
     def rows_saved(self, lines: Sequence[dict[str, Any]], recorded: Callable[[], object] | None = None) -> None:
         """Log the row saves of embedding PSs. Their durations are recorded in the background, because the first trainer
@@ -138,6 +150,15 @@ class RunResults:
             return {}
         return {"restarts": len(found), "recoveries": found}
 
+    def _parent(self) -> dict[str, Any]:
+        """The run that this one continues; nothing if its record cannot be read, which must not cost the result."""
+        try:
+            parent = Parent.recorded(self.folder)
+        except DataError as error:
+            log.error(f"error: {RESULT_NAME} does not say which run was continued: {error}")
+            return {}
+        return {"continued_from": parent.as_json()} if parent else {}
+
 
 def now() -> str:
     """The time in UTC, to the second, in ISO 8601."""
@@ -152,15 +173,6 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
-
-    def _parent(self) -> dict[str, Any]:
-        """The run that this one continues; nothing if its record cannot be read, which must not cost the result."""
-        try:
-            parent = Parent.recorded(self.folder)
-        except DataError as error:
-            log.error(f"error: {RESULT_NAME} does not say which run was continued: {error}")
-            return {}
-        return {"continued_from": parent.as_json()} if parent else {}
 
 def event_writer(folder: Path, examples: int) -> EventWriter | None:
     """A writer of TensorBoard's events, or None, with a message, where TensorBoard is not installed."""

@@ -207,17 +207,17 @@ class RunNotes:
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
         self._logged = kept.state["logged"] if kept else len(recovery.record().resumed()) if log else 0
-        self._write()
+        self.write()
 
     def write_if_due(self) -> None:
         """Write the note if the last one is too old."""
         if time.monotonic() - self._written >= NOTE_SECONDS:
-            self._write()
+            self.write()
 
     def evaluated(self, part: int) -> None:
         """A part of the run and its evaluation are done: write the note at once."""
         self._evaluated = part
-        self._write()
+        self.write()
 
     def log_recoveries(self) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
@@ -228,9 +228,10 @@ class RunNotes:
             if recovery["how"] == PARTIAL:
                 self._log.say(explain.describe(recovery))
         self._logged, self._again = len(found), (0, 0)
-        self._write()  # otherwise a kill within a second would undo these lines
+        self.write()  # otherwise a kill within a second would undo these lines
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the note now."""
         if not self._log:
             return
         self._written = time.monotonic()

@@ -10,11 +10,13 @@ from ssmpi.core.errors import DataError
 from ssmpi.files import result_marker
 from ssmpi.files.result_marker import COMPLETE
 from ssmpi.files.run_files import RESULT_NAME
+from ssmpi.metrics import progressive
 from ssmpi.report.reader import read, read_json
 from ssmpi.report.record import FINAL_SPLITS, Record
 from ssmpi.report.traffic import in_words
 
 REFERENCES = "--baseline takes what 'ssmpi-prepare baseline --json' wrote, --teacher the teacher.json of 'synthesize'"
+SHOWN_AHEAD = {"ne": "NE", "log_loss": "log-loss", "auc": "AUC", "calibration": "calibration"}
 COLUMNS = ("ne", "log_loss", "auc", "accuracy")
 
 
@@ -47,6 +49,8 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     gap = f", sync gap {result['sync_gap_thread']:.1f} iterations of a thread" if "sync_gap_thread" in result else ""
     ended = f", ended by {record.ended_by}" if record.ended_by else ""
     lines.append(f"{record.status}{ended}: {result['examples']:,.0f} examples at {record.number('eps'):,.0f} EPS{gap}")
+    if ahead := evaluations.get(progressive.NAME):
+        lines.append(_ahead(ahead["whole"]))
     others = [name for name, found in evaluations.items() if _differ(found) and not (both and name == split)]
     lines += [_best_and_last(name, evaluations[name], kept) for name in others]
     if "round_seconds" in result:
@@ -82,6 +86,12 @@ def _differ(found: dict[str, Any]) -> bool:
     """Whether the best evaluation of a split was not the last one."""
     best, last = (found.get(name, {}).get("after_examples") for name in ("best", "last"))
     return best is not None and best != last
+
+
+def _ahead(whole: Mapping[str, Any]) -> str:
+    """What rows scored before the model was trained on them."""
+    scores = ", ".join(f"{text} {_cell(whole[name]).strip()}" for name, text in SHOWN_AHEAD.items())
+    return f"before training on them ({whole['parts']:.0f} parts, {whole['rows']:,.0f} rows): {scores}"
 
 
 def _best_and_last(split: str, found: dict[str, Any], which: str) -> str:

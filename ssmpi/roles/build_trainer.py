@@ -138,8 +138,9 @@ def synchronization(
 def cursor_options(config: Config) -> CursorOptions:
     """How this run iterates over its data."""
     return CursorOptions(
-        config.data, config.topology, config.run.seed, config.evaluate.per_pass, config.embedding.prefetch
-    )
+        config.data, config.topology, config.run.seed, config.evaluate.per_pass, config.embedding.prefetch,
+        in_time=config.evaluate.progressive,
+    )  # fmt: skip
 
 
 def cursor(
@@ -193,9 +194,9 @@ def resume(
         restore(live, saved, world, config.sync.algorithm, config.waiting)
     elif saved:
         saved.make_equal(synchronizer, world, config.waiting, live.replica.owned)
-
     elif start.parent and not config.run.fresh_optimizer:
         parent.restore(live, start.parent, config.sync.algorithm)
+
 
 def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:
     """The state of the run's recoveries; the first trainer writes it."""

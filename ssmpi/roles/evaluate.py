@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,18 +60,30 @@ class Evaluator:
         The first time, the contents of the split are verified in the background, so that damaged rows are never scored
         silently. All trainers must call it, while training is paused.
         """
-        reader = SplitReader(self.folder, split, 16 * self.options.batch_size)
-        trainers, group = self.world.trainers, reader.manifest.group
-        parts = [ThreadScores(groups=GroupScores(group)) for _ in range(self.world.topology.threads)]
-        threads = [
-            start(self.world, f"evaluate {k}", self._score, reader, vector, k, part) for k, part in enumerate(parts)
-        ]
+        reader, trainers = SplitReader(self.folder, split, 16 * self.options.batch_size), self.world.trainers
+        checking = []
         if split not in self._checked:
             shards = share(range(len(reader.shards)), set(), trainers.rank, trainers.size)
             shards_until_told = takewhile(lambda _: not self.stop.stopping, shards)
-            threads.append(start(self.world, "check", check, reader, shards_until_told, lambda _: None))
+            checking = [start(self.world, "check", check, reader, shards_until_told, lambda _: None)]
             self._checked.add(split)
-        for thread in threads:
+        found = self.measure(reader, range(len(reader.blocks)), vector, waiting, checking)
+        return {"rows": float(found[0].sums[0]), **found[0].compute(), **found[1]} if found else None
+
+    def measure(
+        self, reader: SplitReader, blocks: Sequence[int], vector: np.ndarray, waiting: WaitOptions,
+        checking: Sequence[Thread] = (),
+    ) -> tuple[Quality, dict[str, float]] | None:  # fmt: skip
+        """The quality of ``vector`` on some blocks, and metrics that do not follow from it, the same on every trainer;
+        None if a trainer was asked to stop meanwhile. Also waits for the threads that are ``checking`` the rows.
+        """
+        trainers, group = self.world.trainers, reader.manifest.group
+        parts = [ThreadScores(groups=GroupScores(group)) for _ in range(self.world.topology.threads)]
+        threads = [
+            start(self.world, f"evaluate {k}", self._score, (reader, blocks), vector, k, part)
+            for k, part in enumerate(parts)
+        ]
+        for thread in (*threads, *checking):
             thread.join()
         mine = Quality()
         for part in parts:
@@ -86,20 +99,22 @@ class Evaluator:
         quality = Quality(words[edge:end].astype(np.int64).reshape(2, BINS), words[1:edge])
         densities = counted[0].densities(words[end:].reshape(passed.shape))
         by_group = gauc([part.groups for part in parts], words[1], trainers, waiting)
-        return {"rows": float(words[1]), **quality.compute(), **by_group, **densities}
+        return quality, {**by_group, **densities}
 
-    def _score(self, reader: SplitReader, vector: np.ndarray, thread: int, found: ThreadScores) -> None:
-        """One thread's share: every ``threads * trainers``-th block."""
-        model, lookups = self.scoring_model(vector), self.lookups(EVALUATION_THREADS + thread)
-        found.estimates = model.estimates
+    def _score(
+        self, rows_of: tuple[SplitReader, Sequence[int]], vector: np.ndarray, thread: int, found: ThreadScores
+    ) -> None:
+        """One thread's share of some blocks of a reader: every ``threads * trainers``-th."""
+        (reader, blocks), model = rows_of, self.scoring_model(vector)
+        lookups, found.estimates = self.lookups(EVALUATION_THREADS + thread), model.estimates
         trainers, threads = self.world.trainers, self.world.topology.threads
         first, step = trainers.rank * threads + thread, trainers.size * threads
-        for batch, rows in lookups.prefetched(self._batches(reader, range(first, len(reader.blocks), step))):
+        for batch, rows in lookups.prefetched(self._batches(reader, blocks[first::step])):
             logits = model.score(batch.dense, rows.values)
             found.quality.add(logits, batch.labels)
             found.groups.add(batch, logits)
 
-    def _batches(self, reader: SplitReader, numbers: range) -> Iterator[Batch]:
+    def _batches(self, reader: SplitReader, numbers: Sequence[int]) -> Iterator[Batch]:
         """The batches of some blocks in file order, until asked to stop."""
         for number in numbers:
             if self.stop.stopping:
@@ -140,6 +155,23 @@ class Evaluations:
             self.evaluator.stop.agree()
             return None
         return Scored(vector, metrics, clock.wall)
+
+    def score_ahead(self, part: int, reader: SplitReader, blocks: Sequence[int], vector: np.ndarray) -> None:
+        """Score weights on the blocks of a part that is trained on next, and record that. All trainers may have to stop
+        after it. The rows are verified before they are dealt: damaged ones end the run there.
+        """
+        clock = Clock()
+        found = self.evaluator.measure(reader, blocks, vector, self.waiting)
+        if found is None:
+            self.evaluator.stop.agree()
+        elif self.results:
+            self.results.scored_ahead(part, *found, clock.wall)
+
+    def is_scored_ahead(self, part: int) -> bool:
+        """Whether a part was scored before, as the first trainer knows it. Every trainer calls it."""
+        scored = np.array([self.results is not None and self.results.is_scored_ahead(part)], np.float32)
+        self.share(scored, "trainer 0 (to score the next rows)")
+        return bool(scored[0])
 
     def score_replica(self, split: str, replica: Callable[[], np.ndarray]) -> None:
         """If ``evaluate.replica`` asks for it, score the first trainer's own weights and record them."""

@@ -112,11 +112,15 @@ class Trainer:
 
     def parts(self) -> Iterator[int]:
         """The parts of the run: each pass has ``evaluate.per_pass`` parts. A part is repeated until it is complete,
-        because a checkpoint may interrupt it. Ends early if the run stops, or if ``[evaluate]`` ends it.
+        because a checkpoint may interrupt it. With ``evaluate.progressive`` its rows are scored first. Ends early if
+        the run stops, or if ``[evaluate]`` ends it.
         """
         if self._selection.ended_by:
             return
         for part in self._cursor.parts():
+            self._score_ahead(part)
+            if self.stopped:
+                return
             yield part
             if self.stopped or self._selection.ended_by:
                 return
@@ -221,6 +225,16 @@ class Trainer:
         evaluations.score_replica(split, lambda: self._model.gathered(self.replica.vector))
         if self.stopped:
             self.save()
+
+    def _score_ahead(self, part: int) -> None:
+        """With ``evaluate.progressive``, score the common model on a part whose rows nobody has seen, once."""
+        blocks = self._cursor.unseen() if self.config.evaluate.progressive else []
+        if blocks and not self._evaluations.is_scored_ahead(part):
+            self._rest()
+            if self._results:
+                self._results.logbook.window()
+            self._evaluations.score_ahead(part, self._cursor.reader, blocks, self._model.weights())
+            self._notes.write()
 
     def _score_model(self, split: str) -> Scored | None:
         """Score the common model on one split, if the data set has it."""
