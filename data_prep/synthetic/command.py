@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="0 to 1: how far base rate and token effects turn from first to last row",
     )
+    add(
+        "--turnover",
+        type=float,
+        default=0.0,
+        help="how often each token goes, and a new one comes in its place, from first to last row (default 0)",
+    )
     add("--overwrite", action="store_true", help="replace files that are there")
 
 
@@ -57,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         cardinalities=arguments.cardinalities or scaled_cardinalities(scale),
         skew=arguments.skew,
         drift=arguments.drift,
+        turnover=arguments.turnover,
     )
     plan = SynthesisPlan(
         arguments.folder, settings, arguments.days, arguments.unlabelled_rows, arguments.gzip, arguments.overwrite
@@ -70,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"wrote {rows:,} rows, {sum(f['bytes'] for f in files) / 1e9:.2f} GB in {seconds:.1f} s: {plan.folder / names}"
     )
     print("the teacher's own scores, which no model can beat but by luck:")
-    for name, part in {"all": record["overall"], **record["ranges"]}.items():
+    for name, part in {"all": record["overall"], **record["ranges"], **record.get("days", {})}.items():
         print(f"  {name:<10} {_scores(part)}")
     print(f"kept in {plan.folder / TEACHER_NAME}")
     return 0

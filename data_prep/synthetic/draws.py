@@ -30,6 +30,7 @@ class TeacherTables(NamedTuple):
     rows: int
     drift: float
     skew: float
+    turnover: float
     cardinality: np.ndarray  # int64 (26,)
     group: np.ndarray  # int64 (39,): which missing group, -1 never
     group_rate: np.ndarray  # float64 (groups,)
@@ -94,8 +95,26 @@ def _draw_integers(tables: TeacherTables, state: np.uint64, missing: np.ndarray,
 
 
 @njit(cache=True, nogil=True)
-def _draw_tokens(tables: TeacherTables, state: np.uint64, missing: np.ndarray, out: np.ndarray) -> None:
-    """Ranks from a power law, by inverting its continuous distribution function: no table, any cardinality."""
+def _generation(tables: TeacherTables, feature: int, rank: int, passed: float) -> int:
+    """How often the token of this rank has been replaced: each at its own times, as often as any other."""
+    if tables.turnover == 0.0:
+        return 0
+    return int(tables.turnover * passed + _uniform(_bits(mix(tables.row_key + np.uint64(feature)), rank)))
+
+
+@njit(cache=True, nogil=True)
+def _sign(tables: TeacherTables, feature: int, token: int) -> float:
+    """1 or -1, of the effects of a token: those of one that has replaced another may be the opposite."""
+    if token < tables.cardinality[feature]:
+        return 1.0
+    return 1.0 if _bits(mix(~(tables.row_key + np.uint64(feature))), token) & np.uint64(1) else -1.0
+
+
+@njit(cache=True, nogil=True)
+def _draw_tokens(tables: TeacherTables, state: np.uint64, missing: np.ndarray, passed: float, out: np.ndarray) -> None:
+    """Ranks from a power law, by inverting its continuous distribution function: no table, any cardinality. A token
+    that has replaced another is a rank plus a multiple of the cardinality.
+    """
     power = 1.0 - tables.skew
     for f in range(out.size):
         group = tables.group[DENSE_FEATURES + f]
@@ -105,7 +124,8 @@ def _draw_tokens(tables: TeacherTables, state: np.uint64, missing: np.ndarray, o
         u = _uniform(_bits(state, _TOKEN_DRAW + f))
         end = np.float64(tables.cardinality[f] + 1)
         x = end**u if power == 0.0 else (1.0 + u * (end**power - 1.0)) ** (1.0 / power)
-        out[f] = min(np.int64(x), tables.cardinality[f]) - 1
+        rank = min(np.int64(x), tables.cardinality[f]) - 1
+        out[f] = rank + _generation(tables, f, rank, passed) * tables.cardinality[f]
 
 
 @njit(cache=True, nogil=True)
@@ -115,14 +135,15 @@ def _logit(tables: TeacherTables, angle: float, token: np.ndarray, integer: np.n
     tokens = integers = squares = 0.0
     total = np.zeros(RANK)
     for f in range(token.size):
-        slot = min(token[f] + 1, HEAD)
+        rank = token[f] % tables.cardinality[f] if token[f] >= 0 else token[f]
+        slot, sign = min(rank + 1, HEAD), _sign(tables, f, token[f])
         if turn != 0.0 and tables.drifts[f]:
-            tokens += stay * tables.main[0, f, slot] + turn * tables.main[1, f, slot]
+            tokens += sign * (stay * tables.main[0, f, slot] + turn * tables.main[1, f, slot])
         else:
-            tokens += tables.main[0, f, slot]
+            tokens += sign * tables.main[0, f, slot]
         if tables.factor_of[f] >= 0:
             for k in range(RANK):
-                v = np.float64(tables.factor[tables.factor_of[f], slot, k])
+                v = sign * np.float64(tables.factor[tables.factor_of[f], slot, k])
                 total[k] += v
                 squares += v * v
     for j in range(integer.size):
@@ -148,8 +169,8 @@ def draw(
         for g in range(missing.size):
             missing[g] = _uniform(_bits(state, g)) < tables.group_rate[g]
         _draw_integers(tables, state, missing, integer[r])
-        _draw_tokens(tables, state, missing, token[r])
         passed = min((first + r) / tables.rows, 1.0)
+        _draw_tokens(tables, state, missing, passed, token[r])
         logit[r] = _logit(tables, tables.drift * passed * np.pi / 2.0, token[r], integer[r])
         logit[r] += tables.weight[3] + tables.drift * DRIFT_OF_BASE * (passed - 0.5)
         label[r] = _uniform(_bits(state, _LABEL_DRAW)) < 1.0 / (1.0 + np.exp(-logit[r]))

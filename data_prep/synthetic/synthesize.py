@@ -61,6 +61,13 @@ class SynthesisPlan:
         )
         fits = all(1 <= c < 2**31 for c in t.cardinalities)
         require(fits, "--cardinalities: every feature needs at least 1 and fewer than 2^31 distinct tokens")
+        require(0 <= t.turnover <= 1000, f"--turnover {t.turnover:g}: must be between 0 (no token goes) and 1000")
+        most = max(t.cardinalities) * (int(t.turnover) + 2)
+        require(
+            not t.turnover or most < 2**31,
+            f"--turnover {t.turnover:g}: up to {most:,} tokens of a feature come, and 2^31 - 1 can: give a smaller one,"
+            " or a smaller --scale",
+        )
 
     def files(self) -> dict[str, tuple[int, int]]:
         """The row range of each labelled file, in order; the unlabelled one's rows follow."""
@@ -92,6 +99,7 @@ def synthesize(plan: SynthesisPlan, block_rows: int = BLOCK_ROWS) -> dict[str, A
 
     ranges = plan.ranges()
     ceilings = {name: Ceiling() for name in ranges}
+    of_days = {name: Ceiling() for name in labelled if plan.days}
     writer = TextWriter(block_rows, teacher.token_key())
     with ProgressBar(Ranks(), "synthesize", plan.teacher.rows + plan.unlabelled_rows, "row") as progress:
         for name, (start, stop) in wanted.items():
@@ -103,8 +111,12 @@ def synthesize(plan: SynthesisPlan, block_rows: int = BLOCK_ROWS) -> dict[str, A
                     for split, (low, high) in ranges.items():
                         part = slice(max(low - first, 0), max(high - first, 0))
                         ceilings[split].add(block.logit[part], block.label[part])
+                    if name in of_days:
+                        of_days[name].add(block.logit, block.label)
                     progress.advance(rows, rows)
     record = _record(plan, wanted, ceilings)
+    if plan.days:
+        record["days"] = {name: {"rows": list(labelled[name]), **of_days[name].compute()} for name in of_days}
     with _beside(plan.folder / TEACHER_NAME) as out:
         out.write(json.dumps(record, indent=1).encode() + b"\n")
     return record

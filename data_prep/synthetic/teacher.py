@@ -43,19 +43,23 @@ CALIBRATION_ROWS = 65_536
 
 @dataclass(frozen=True)
 class TeacherSettings:
-    """The settings of a teacher. ``drift`` (0 to 1) extends over ``rows``; ``skew`` is Zipf's exponent."""
+    """The settings of a teacher. ``drift`` (0 to 1) extends over ``rows``; ``skew`` is Zipf's exponent; ``turnover`` is
+    how often each token is replaced by a new one from the first row to the last, on average.
+    """
 
     rows: int
     seed: int = 0
     cardinalities: tuple[int, ...] = KAGGLE_CARDINALITIES
     skew: float = 1.05
     drift: float = 0.0
+    turnover: float = 0.0
 
 
 class DrawnRows(NamedTuple):
     """Consecutive rows.
 
-    token int32 (rows, 26), the rank of the token within its feature by frequency, -1 missing; integer int32 (rows, 13),
+    token int32 (rows, 26), the rank of the token within its feature by frequency, -1 missing, plus the cardinality for
+    each time that it was replaced; integer int32 (rows, 13),
     MISSING_INTEGER missing; logit float64 (rows,); label uint8 (rows,).
     """
 
@@ -152,6 +156,7 @@ def _raw_tables(settings: TeacherSettings) -> TeacherTables:
         rows=settings.rows,
         drift=settings.drift,
         skew=settings.skew,
+        turnover=settings.turnover,
         cardinality=np.array(settings.cardinalities, np.int64),
         group=group,
         group_rate=rates,
@@ -172,7 +177,7 @@ def _calibrated(raw: TeacherTables) -> TeacherTables:
     """Calibrate on rows of another stream: standardise the integers, scale the parts to their spread, match
     LABEL_RATE.
     """
-    sample = raw._replace(row_key=_hashed(int(raw.row_key) >> 1), rows=CALIBRATION_ROWS)
+    sample = raw._replace(row_key=_hashed(int(raw.row_key) >> 1), rows=CALIBRATION_ROWS, turnover=0.0)
     logs = np.log1p(np.maximum(_drawn(sample, 0, CALIBRATION_ROWS).integer, 0))
     # Rounded, so that the last bit of a platform's logarithm cannot change the rows.
     standard = np.stack([logs.mean(axis=0), 1 / logs.std(axis=0)], axis=1).round(6)

@@ -214,6 +214,47 @@ def test_drift_moves_rate_and_effects():
     assert still[0] > turned[0] + 0.1
 
 
+@pytest.mark.parametrize("turnover", [0.5, 1, 3])
+def test_tokens_go_and_new_ones_come(turnover):
+    """Each at its own times, as often as the others; ranks, integers and missing values stay as they were."""
+    still, rows = Teacher(settings()).block(0, ROWS), Teacher(settings(turnover=turnover)).block(0, ROWS)
+    np.testing.assert_array_equal(rows.integer, still.integer)
+    times = []
+    for f, cardinality in enumerate(SMALL):
+        there = still.token[:, f] >= 0
+        np.testing.assert_array_equal(rows.token[there, f] % cardinality, still.token[there, f])
+        assert (rows.token[~there, f] == -1).all()
+        for rank in range(min(cardinality, 20)):
+            generations = rows.token[still.token[:, f] == rank, f] // cardinality
+            if len(generations) > 300:
+                assert (np.diff(generations) >= 0).all()
+                times.append(generations[-1] - generations[0])
+    assert len(times) > 50
+    assert max(times) <= int(np.ceil(turnover))
+    assert np.mean(times) == pytest.approx(turnover, abs=0.15)
+
+
+def test_a_new_token_has_effects_of_its_own():
+    """A model that does not know it is wrong about it: its logits are not those of the token before."""
+    still, rows = (
+        Teacher(settings()).block(ROWS - 20_000, 20_000),
+        Teacher(settings(turnover=1)).block(ROWS - 20_000, 20_000),
+    )
+    assert 0.1 < np.corrcoef(still.logit, rows.logit)[0, 1] < 0.9
+    assert rows.logit.std() == pytest.approx(still.logit.std(), rel=0.2)
+
+
+def test_the_ceiling_of_each_day_is_known(tmp_path):
+    plan = SynthesisPlan(tmp_path, settings(9_000, drift=0.5, turnover=1), days=3)
+    record, teacher = synthesize(plan, block_rows=500), Teacher(plan.teacher)
+    for day, (name, found) in enumerate(record["days"].items()):
+        rows = teacher.block(3_000 * day, 3_000)
+        assert (name, found["rows"]) == (f"day_{day}", [3_000 * day, 3_000 * day + 3_000])
+        assert found["log_loss"] == pytest.approx(log_loss(rows.label, 1 / (1 + np.exp(-rows.logit))), rel=1e-9)
+        assert found["auc"] == pytest.approx(roc_auc_score(rows.label, rows.logit), abs=1e-4)
+    assert "days" not in synthesize(SynthesisPlan(tmp_path / "one", settings(100)))
+
+
 def test_scaled_cardinalities():
     assert scaled_cardinalities(1.0) == KAGGLE_CARDINALITIES
     small = scaled_cardinalities(1e-9)
@@ -250,6 +291,9 @@ def test_command_line(tmp_path, capsys):
         (("--scale", "0"), "--scale 0"),
         (("--scale", "nan"), "--scale nan"),
         (("--drift", "1.5"), "--drift 1.5"),
+        (("--turnover", "-1"), "--turnover -1"),
+        (("--turnover", "nan"), "--turnover nan"),
+        (("--turnover", "900", "--scale", "1"), "2\\^31 - 1 can"),
         (("--skew", "-1"), "--skew -1"),
         (("--seed", "-1"), "--seed -1"),
         (("--cardinalities", "3,4"), "2 numbers, expected 26"),
