@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import h5py
+import numpy as np
+
 from ssmpi.checkpoint import disk, store
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.table import Arena
@@ -70,6 +73,28 @@ def tables(folder: Path) -> list[Path]:
     if DENSE not in names:
         raise DataError(f"{folder / MANIFEST_NAME}: damaged: it names no {DENSE}. {remedy(folder)}")
     return [folder / name for name in names if name.startswith("embedding-")]
+
+
+def read_table(folder: Path, table: int) -> np.ndarray:
+    """All rows of one table of a saved model, float32 (rows, width), whatever placement saved it; DataError if some are
+    missing or its files cannot be read.
+    """
+    rows, missing = np.empty((0, 0), np.float32), -1
+    for path in tables(folder):
+        try:
+            with h5py.File(path, "r", locking=False) as saved:
+                for group in (each for each in saved.values() if each["weights"].attrs["table"] == table):
+                    weights = group["weights"]
+                    first, stride, count = (int(weights.attrs[name]) for name in ("first", "stride", "cardinality"))
+                    if missing < 0:
+                        rows, missing = np.empty((count, weights.shape[1]), np.float32), count
+                    rows[first::stride] = weights[:]
+                    missing -= len(weights)
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
+    if missing:
+        raise DataError(f"{folder}: rows of table {table} are missing: a file is. {remedy(folder)}")
+    return rows
 
 
 def move_into_place(new: Path, place: Path) -> None:

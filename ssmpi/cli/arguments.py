@@ -11,7 +11,7 @@ from ssmpi.cli import commands
 from ssmpi.cli.bench import add_benchmarks
 from ssmpi.cli.recovery_arguments import add_recovery_plan
 from ssmpi.cli.subcommand import add, add_run_file
-from ssmpi.files.run_files import EXPORTS, REPORT
+from ssmpi.files.run_files import DELTA, EXPORTS, REPORT
 
 if TYPE_CHECKING:
     from ssmpi.cli.subcommand import Commands
@@ -111,7 +111,7 @@ def add_scores(among: Commands) -> None:
 
 
 def add_records(among: Commands) -> None:
-    """``inspect``, ``export``, ``summary`` and ``report``."""
+    """``inspect``, ``export``, ``apply``, ``summary`` and ``report``."""
     sub = add(
         among,
         "inspect",
@@ -124,9 +124,16 @@ def add_records(among: Commands) -> None:
     sub = add(among, "export", commands.export, text)
     sub.add_argument("run", type=Path, help="run folder")
     text = "torch (default), a state_dict; safetensors; onnx: the network, with the tables as safetensors beside it"
-    sub.add_argument("--format", choices=tuple(EXPORTS), default="torch", help=text)
-    text = f"file to write (default: {', '.join(EXPORTS.values())} in the run folder)"
+    sub.add_argument("--format", choices=tuple(EXPORTS), help=text)
+    text = "write only what has changed since this checkpoint, model or run, as safetensors; see 'ssmpi apply'"
+    sub.add_argument("--since", metavar="CHECKPOINT", help=text)
+    text = f"file to write (default: {', '.join(EXPORTS.values())}, {DELTA} in the run folder)"
     sub.add_argument("--output", type=Path, help=text)
+    text = "put what 'ssmpi export --since' wrote into the export that it was made since"
+    sub = add(among, "apply", commands.apply, text)
+    sub.add_argument("base", type=Path, help="safetensors of a whole model")
+    sub.add_argument("deltas", type=Path, nargs="+", metavar="DELTA", help="in the order in which they were made")
+    sub.add_argument("--output", type=Path, required=True, help="file to write: the whole model after the last one")
     text = "print a run's result table, beside reference points if there are any"
     sub = add(among, "summary", commands.summary, text)
     sub.add_argument("run", type=Path, help="run folder")

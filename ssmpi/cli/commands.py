@@ -208,9 +208,21 @@ def inspect(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """``ssmpi export``."""
+    from ssmpi.tools import delta
     from ssmpi.tools import export as exporter
 
-    return exporter.export(arguments.run, arguments.format, arguments.output)
+    if arguments.since is None:
+        return exporter.export(arguments.run, arguments.format or "torch", arguments.output)
+    if arguments.format not in (None, "safetensors"):
+        raise SettingsError(f"--since writes safetensors: leave --format {arguments.format} out")
+    return delta.export_since(arguments.run, arguments.since, arguments.output)
+
+
+def apply(arguments: argparse.Namespace) -> int:
+    """``ssmpi apply``."""
+    from ssmpi.tools import delta
+
+    return delta.apply(arguments.base, arguments.deltas, arguments.output)
 
 
 def summary(arguments: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ PLOT = "plot.png"
 SITE_FILE, BATCH_FILE, BATCH_LOG = "site.toml", "job.sbatch", "job-%j.log"  # SLURM replaces %j with its job number
 EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors", "onnx": "model.onnx"}
 ONNX_TABLES = ".tables.safetensors"  # in place of .onnx
+DELTA = "delta.safetensors"  # what has changed since an earlier model
 REPORT = "report.html"
 
 MODEL, BEST, CHECKPOINTS, ROWS, USAGE, LOGS = "model", "best", "checkpoints", "rows", "usage", "logs"  # folders
@@ -36,7 +37,8 @@ _WEIGHTS = rf"(dense|optimizer|embedding-\d+|trainer-\d+)\.h5|{re.escape(MANIFES
 _IN_FOLDER = {  # a folder to the files that it holds; the first is the run folder itself
     "": "|".join((
         *map(re.escape, (RUN_FILE, VERSIONS, METRICS, RESULT_NAME, ATTEMPTS, *LOCKS, PLOT, SITE_FILE, BATCH_FILE)),
-        *map(re.escape, (RECOVERIES, PARENT, *EXPORTS.values(), f"model{ONNX_TABLES}", REPORT)), r"report-[a-z]+\.png",
+        *map(re.escape, (RECOVERIES, PARENT, *EXPORTS.values(), f"model{ONNX_TABLES}", DELTA, REPORT)),
+        r"report-[a-z]+\.png",
         re.escape(BATCH_LOG).replace("%j", r"\d+"), r"events\.out\.tfevents\..+", r"losses-\d+\.npy",
         rf"{_RANK}\.json",  # what the ranks of a benchmark measured
     )),

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.checkpoint import files, model_files, saved_network
+from ssmpi.checkpoint.parent import checksum
 from ssmpi.comm.failure import say
 from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError
@@ -24,6 +25,7 @@ from ssmpi.files import atomic_file, run_files
 from ssmpi.files.run_files import EXPORTS, MODEL, RUN_FILE
 from ssmpi.model.top_k import passing, scored
 from ssmpi.tools import export_onnx, tensor_files
+from ssmpi.tools.tensor_files import MODEL_KEY
 
 REFERENCE = "dlrm"  # the network that facebookresearch/dlrm has
 NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, in ssmpi and in the reference
@@ -33,11 +35,7 @@ Write = Callable[[Config, Path, Path], str]  # a model's folder, the file to wri
 
 def export(run: Path, kind: str, file: Path | None) -> int:
     """Write the model of ``run`` as ``kind`` to ``file``, which appears once complete. It must fit in memory."""
-    run_files.check(run, RUN_FILE)
-    folder = model_files.find(run)
-    if folder != run / MODEL:
-        say(f"{run}: not finished; exporting {folder.name}")
-    target = file or run / EXPORTS[kind]
+    folder, target = newest(run), file or run / EXPORTS[kind]
     write, earlier = FORMATS[kind]
     atomic_file.check_replaceable(target, earlier)
     atomic_file.check(target)
@@ -47,14 +45,26 @@ def export(run: Path, kind: str, file: Path | None) -> int:
     return 0
 
 
+def newest(run: Path) -> Path:
+    """The model of a run, or its newest checkpoint, with a message that says so."""
+    run_files.check(run, RUN_FILE)
+    folder = model_files.find(run)
+    if folder != run / MODEL:
+        say(f"{run}: not finished; exporting {folder.name}")
+    return folder
+
+
 def write_tensors(
-    save: Callable[[Mapping[str, np.ndarray], Path], None], config: Config, folder: Path, target: Path
+    save: Callable[[Mapping[str, np.ndarray], Path, Mapping[str, str]], None],
+    config: Config,
+    folder: Path,
+    target: Path,
 ) -> str:
     """Write the model in ``folder`` to ``target`` by ``save``; says what was written."""
-    _check_operators(config, folder)
+    check_operators(config, folder)
     with atomic_file.whole(target) as beside:
         arrays = state_dict(config, folder)
-        save(arrays, beside)
+        save(arrays, beside, {MODEL_KEY: checksum(folder)})
     if config.model.name != REFERENCE:
         print(
             f"{config.model.name}: facebookresearch/dlrm has no such network: its tensors are named as 'ssmpi plan' "
@@ -63,7 +73,7 @@ def write_tensors(
     return f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}"
 
 
-def _check_operators(config: Config, folder: Path) -> None:
+def check_operators(config: Config, folder: Path) -> None:
     """DataError if scoring drops values, which nobody would know of who reads the parameters."""
     found = [item.name for item in passing(scored(config.network, config.model.top_k_scoring)) if item.share]
     if found:
@@ -76,18 +86,27 @@ def _check_operators(config: Config, folder: Path) -> None:
 
 def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
     """Parameters float32 by their names in the reference's ``DLRM_Net``."""
+    found = dense_tensors(config, folder)
+    for table, rows in tensor_files.tables(config, folder).items():
+        found |= table_tensors(config, table, rows)
+    return found
+
+
+def dense_tensors(config: Config, folder: Path) -> dict[str, np.ndarray]:
+    """Those of the dense model."""
     found, parameters = {}, dict(config.network.layout)
     for name, values in sorted(files.read(folder / "dense.h5").items()):
         if name in parameters:  # not what thresholds follow from
             mlp, _, rest = name.partition(".")
             found[f"{NAMES.get(mlp, mlp)}.{rest}"] = values
-    layout = config.rows.layout
-    for table, rows in tensor_files.tables(config, folder).items():
-        if layout.vector:
-            found[f"emb_l.{table}.weight"] = rows[:, : layout.vector]
-        if layout.weight:
-            found[f"first_l.{table}.weight"] = rows[:, layout.vector :]
     return found
+
+
+def table_tensors(config: Config, table: int, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Those of one table, of its rows float32 (rows, width): vectors and first-order weights, as far as it has them."""
+    layout = config.rows.layout
+    found = {f"emb_l.{table}.weight": rows[:, : layout.vector], f"first_l.{table}.weight": rows[:, layout.vector :]}
+    return {name: values for name, values in found.items() if values.shape[1]}
 
 
 FORMATS: dict[str, tuple[Write, re.Pattern[bytes]]] = {  # and how earlier files begin

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -12,22 +14,20 @@ from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.config import Config
 from ssmpi.core.errors import UserError
-from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena
 
+MODEL_KEY = "model"  # in a file's metadata: SHA-256 of the manifest of the model that is in it
+NOTHING: Mapping[str, str] = MappingProxyType({})
 BEGIN = re.compile(rb"PK\x03\x04|.{4}\x00{4}\{", re.DOTALL)  # how torch's files begin, and safetensors': size, JSON
 
 
 def tables(config: Config, folder: Path) -> dict[int, np.ndarray]:
     """The rows of every table of a saved model, float32 (rows, width), by its number; they must fit in memory."""
-    cardinalities = DataOrigin.of_model(folder, config.data.folder).cardinalities
-    arena = Arena(config.rows, place(cardinalities, 1), 0, config.run.seed)
-    model_files.load_tables(arena, folder)
-    return {part.table: arena.weights[part.base : part.base + part.rows] for part in arena.parts}
+    count = len(DataOrigin.of_model(folder, config.data.folder).cardinalities)
+    return {table: model_files.read_table(folder, table) for table in range(count)}
 
 
-def write_torch(arrays: Mapping[str, np.ndarray], path: Path) -> None:
-    """For ``torch.load(path, weights_only=True)``."""
+def write_torch(arrays: Mapping[str, np.ndarray], path: Path, about: Mapping[str, str] = NOTHING) -> None:
+    """For ``torch.load(path, weights_only=True)``, which has no place for what is said ``about`` it."""
     import torch
 
     with path.open("wb") as out:
@@ -37,16 +37,21 @@ def write_torch(arrays: Mapping[str, np.ndarray], path: Path) -> None:
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
-def write_safetensors(arrays: Mapping[str, np.ndarray], path: Path) -> None:
-    """For ``safetensors.torch.load_file(path)``."""
+def safetensors() -> Any:
+    """The library; UserError if it is not installed."""
     try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
+        import safetensors.numpy
     except ImportError:
         raise UserError("safetensors is not installed: pip install 'ssmpi[safetensors]'") from None
+    return safetensors
+
+
+def write_safetensors(arrays: Mapping[str, np.ndarray], path: Path, about: Mapping[str, str] = NOTHING) -> None:
+    """For ``safetensors.torch.load_file(path)``; what is said ``about`` it goes into its metadata."""
+    library, whole = safetensors(), {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     try:
-        save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path, {"format": "pt"})
-    except SafetensorError as error:
+        library.numpy.save_file(whole, path, {"format": "pt", **about})
+    except library.SafetensorError as error:
         raise UserError(
             f"{path.parent}: the model cannot be written there ({error}); free some space, or name another folder"
         ) from error
