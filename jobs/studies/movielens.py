@@ -21,7 +21,7 @@ import math
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def by_ssmpi(folder: Path, cell: dict[str, Any], *, test: bool) -> dict[str, Any
     best = done.result["evaluations"]["validation"]["best"]
     found = {"validation_ne": best["ne"], "examples": best["after_examples"]}
     if test:
-        rows, own = Rows(folder, "test"), done.result["evaluations"]["test"]["last"]
+        rows, own = Rows(folder, "test"), done.result["evaluations"]["test"]["best"]  # of the kept model
         labels, probabilities = done.scores("test")
         assert np.array_equal(labels, rows.labels)
         found["test"] = quality(probabilities, rows)
@@ -193,12 +193,12 @@ def chosen(side: str, network: str) -> dict[str, Any]:
     return {name: best[name] for name in ("side", "network", "row_rate", "dense_rate")}
 
 
-def train(folder: Path, phase: str, seconds: float) -> None:
-    """The runs of a phase that there are no results of; none is begun after ``seconds``."""
+def train(folder: Path, phase: str, seconds: float, sides: Sequence[str]) -> None:
+    """The runs of a phase, of some sides, that there are no results of; none is begun after ``seconds``."""
     begin = time.monotonic()
     done = [{name: line[name] for name in CELL} for line in lines(phase)]
     for cell in cells(phase):
-        if cell in done or time.monotonic() - begin > seconds:
+        if cell in done or cell["side"] not in sides or time.monotonic() - begin > seconds:
             continue
         began = time.monotonic()
         found = TRAIN[cell["side"]](folder, cell, test=phase == "final")
@@ -247,11 +247,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("prepare", "tune", "final", "check", "table"))
     parser.add_argument("--data", type=Path, default=Path("data/movielens"), help="folder with ratings.tsv")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="to train")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after so many")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.step in ("tune", "final"):
-        train(given.data, given.step, given.seconds)
+        train(given.data, given.step, given.seconds, given.sides)
     elif given.step == "table":
         table()
     else:
