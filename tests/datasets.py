@@ -1,5 +1,6 @@
 """Small prepared data sets with something to learn in them: clicks come from a logistic model over ids and counts."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import h5py
 import numpy as np
 
 from ssmpi.data.features import CRITEO, Features, ListOptions
-from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest, write_shard
-from ssmpi.data.shard_columns import Columns, Lists
+from ssmpi.data.schema import Manifest, ShardEntry, Split, read_manifest, write_manifest, write_shard
+from ssmpi.data.shard_columns import Columns, Lists, read_columns
 
 CARDINALITIES = tuple(int(c) for c in np.geomspace(4, 5_000, 26))
 FEW = Features(("age", "price", "hour"), ("user", "item", "shop", "colour", "page"))
@@ -102,6 +103,26 @@ def draw_lists(generator, effects, features, rows):
     label = (generator.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
     lists = Lists(listed.astype(np.int32), ends.astype(np.int64), weights if features.weighted else None)
     return Columns(ids.astype(np.int32), dense, label, lists)
+
+
+def make_keyed(folder, data, keyed):
+    """The rows of ``data`` with the ids of the ``keyed`` features as 64-bit keys. Returns the folder."""
+    manifest = read_manifest(data)
+    features = dataclasses.replace(manifest.features, keyed=keyed)
+    plain, keys = [manifest.features.sparse.index(name) for name in features.one_id], list(features.key_columns)
+    splits = {}
+    for split in manifest.splits:
+        entries = []
+        for entry in manifest.split(split).shards:
+            with h5py.File(data / entry.file) as shard:
+                found = read_columns(shard, 0, entry.rows)
+            columns = Columns(found.ids[:, plain], found.dense, found.label, keys=found.ids[:, keys].astype(np.int64))
+            size, checksum = write_shard(folder / entry.file, columns, {"split": split})
+            entries.append(dataclasses.replace(entry, bytes=size, checksum=checksum))
+        splits[split] = Split(tuple(entries))
+    sizes = [0 if name in keyed else n for name, n in zip(features.sparse, manifest.cardinalities, strict=True)]
+    write_manifest(folder, Manifest(tuple(sizes), splits, features=features))
+    return folder
 
 
 def write(folder, split, number, ids, dense, label, labelled=True):

@@ -78,6 +78,11 @@ def baseline(folder: Path, split: str = "test", whole_rows: int = WHOLE_ROWS) ->
     manifest = read_manifest(folder)
     if not manifest.labelled:
         raise DataError(f"{folder}: has no labels, so nothing can be scored; prepare a labelled set")
+    if manifest.features.keyed:
+        raise DataError(
+            f"{folder}: {', '.join(manifest.features.keyed)} have 64-bit keys, of which the regression cannot have a "
+            "weight each; prepare the same rows with a vocabulary for it"
+        )
     for name in ("train", "validation", split):
         if not manifest.split(name).rows:
             raise DataError(f"{folder}: split '{name}' has no rows; prepare more rows")

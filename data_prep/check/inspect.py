@@ -58,6 +58,8 @@ class Totals:
             self.longest = np.maximum(self.longest, lengths.max(axis=0))
             self.empty += (lengths == 0).sum(axis=0)
         for name, counts in zip(features.sparse, self.counts, strict=True):
+            if name in features.keyed:
+                continue
             followed = np.clip(found[name], 0, len(counts) - 1)
             counts += np.bincount(followed, minlength=len(counts))
 
@@ -114,6 +116,9 @@ def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
     what = "tokens: id token share" if vocabulary else "ids: id share"
     lines = [f"  {'sparse':<8}{'ids':>12}{'missing':>9}{'rare':>9}   most frequent {what}"]
     for f, name in enumerate(manifest.features.sparse):
+        if name in manifest.features.keyed:
+            lines.append(f"  {name:<8}{'keys':>12}{'-':>9}{'-':>9}   64-bit hashes of tokens")
+            continue
         counts = totals.counts[f][:-1]
         gone = _share(missing[name], rows) if name in missing else "-"
         rare = _share(int(counts[RARE_ID]), totals.rows) if reserved and len(counts) > RARE_ID else "-"

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ssmpi.compiled.jit import njit
 
+NO_KEYS = np.empty((0, 0), np.int64)
+
 
 @dataclass  # not frozen: construction would take three times as long, in every step
 class Batch:
-    """ids int32 (batch, sparse features); dense float32 (batch, dense features); labels float32 (batch,), NaN in
-    unlabelled data.
+    """ids int32 (batch, features with one id); dense float32 (batch, dense features); labels float32 (batch,), NaN in
+    unlabelled data; keys int64 (batch, keyed features).
     """
 
     ids: np.ndarray
     dense: np.ndarray
     labels: np.ndarray
+    keys: np.ndarray = field(default_factory=lambda: NO_KEYS)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def first(self, rows: int) -> Batch:
         """The first ``rows`` rows, as views."""
-        return Batch(self.ids[:rows], self.dense[:rows], self.labels[:rows])
+        return Batch(self.ids[:rows], self.dense[:rows], self.labels[:rows], self.keys[:rows])
 
     def like(self, rows: int) -> Batch:
         """Fresh arrays for so many rows."""
-        return Batch(
-            *(np.empty((rows, *array.shape[1:]), array.dtype) for array in (self.ids, self.dense, self.labels))
-        )
+        return Batch(*(np.empty((rows, *a.shape[1:]), a.dtype) for a in (self.ids, self.dense, self.labels, self.keys)))
 
     def take(self, order: np.ndarray, start: int, block: Batch) -> None:
         """Become the rows of a block that stand in ``order`` int64 (rows,) from ``start`` on."""
-        _take(order, start, block.ids, block.dense, block.labels, self.ids, self.dense, self.labels)
+        columns = block.ids, block.dense, block.labels, block.keys
+        _take(order, start, *columns, self.ids, self.dense, self.labels, self.keys)
 
 
 @njit(cache=True, nogil=True)
 def _take(
-    order: np.ndarray, start: int, ids: np.ndarray, dense: np.ndarray, labels: np.ndarray, out_ids: np.ndarray,
-    out_dense: np.ndarray, out_labels: np.ndarray,
+    order: np.ndarray, start: int, ids: np.ndarray, dense: np.ndarray, labels: np.ndarray, keys: np.ndarray,
+    out_ids: np.ndarray, out_dense: np.ndarray, out_labels: np.ndarray, out_keys: np.ndarray,
 ) -> None:  # fmt: skip
     """One compiled call: each NumPy call holds the GIL for about 30 us if the model's step has evicted the caches."""
     for k in range(out_labels.shape[0]):
@@ -50,3 +52,5 @@ def _take(
         for j in range(dense.shape[1]):
             out_dense[k, j] = dense[row, j]
         out_labels[k] = labels[row]
+        for j in range(out_keys.shape[1]):
+            out_keys[k, j] = keys[row, j]

@@ -72,6 +72,11 @@ class DataCursor:
         """The position after this part, if it is done, and its evaluation."""
         return self.position.next(self._options.per_pass) if self.position.done else self.position
 
+    @property
+    def examples(self) -> int:
+        """How many examples of all trainers are trained on, while training is paused."""
+        return self._dealt.examples + self._dealt.position.left - self.position.left
+
     def batches(self, thread: int, next_number: Callable[[], int], cut: Callable[[], bool]) -> Iterator[Batch]:
         """The batches of one worker thread: first of the pieces that it had started, then of those that ``next_number``
         gives.

@@ -41,12 +41,14 @@ class ListOptions:
 @dataclass(frozen=True)
 class Features:
     """Column names in order: each ``dense`` feature is a float, each ``sparse`` feature an id in a table of its own, or
-    a list of such ids if it is in ``lists``. DataError for invalid names.
+    a list of such ids if it is in ``lists``, or a 64-bit key in place of an id if it is in ``keyed``. DataError for
+    invalid names.
     """
 
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
     lists: Mapping[str, ListOptions] = field(default_factory=dict, hash=False)
+    keyed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = (*self.dense, *self.sparse)
@@ -58,11 +60,20 @@ class Features:
             raise DataError("no sparse features, and so no embedding tables to train")
         if strange := [name for name in self.lists if name not in self.sparse]:
             raise DataError(f"list feature {strange[0]!r} is no sparse feature")
+        if self.keyed != tuple(name for name in self.sparse if name in self.keyed):
+            raise DataError(f"keyed features {', '.join(self.keyed)}: not some of the sparse ones, in their order")
+        if both := [name for name in self.keyed if name in self.lists]:
+            raise DataError(f"feature {both[0]!r} is keyed and a list: lists have ids of a vocabulary")
 
     @property
     def one_id(self) -> tuple[str, ...]:
-        """The sparse features that are no lists, in order."""
-        return tuple(name for name in self.sparse if name not in self.lists)
+        """The sparse features with one id in each row, in order."""
+        return tuple(name for name in self.sparse if name not in self.lists and name not in self.keyed)
+
+    @property
+    def key_columns(self) -> tuple[int, ...]:
+        """Which of the sparse features are keyed, by number."""
+        return tuple(self.sparse.index(name) for name in self.keyed)
 
     @property
     def list_names(self) -> tuple[str, ...]:
@@ -80,16 +91,17 @@ class Features:
         return tuple(self.lists[name].expected if name in self.lists else 1.0 for name in self.sparse)
 
     def record(self) -> dict[str, Any]:
-        """As JSON has them. Those without lists are recorded as by versions that knew none."""
-        body = asdict(self)
-        return body if self.lists else {name: body[name] for name in ("dense", "sparse")}
+        """As JSON has them. Those without lists or keys are recorded as by versions that knew none."""
+        return {name: value for name, value in asdict(self).items() if value or name in ("dense", "sparse")}
 
     @classmethod
     def recorded(
-        cls, dense: Sequence[str], sparse: Sequence[str], lists: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> Features:
+        cls, dense: Sequence[str], sparse: Sequence[str], lists: Mapping[str, Mapping[str, Any]] | None = None,
+        keyed: Sequence[str] = (),
+    ) -> Features:  # fmt: skip
         """What ``record`` gave."""
-        return cls(tuple(dense), tuple(sparse), {name: ListOptions(**one) for name, one in (lists or {}).items()})
+        found = {name: ListOptions(**one) for name, one in (lists or {}).items()}
+        return cls(tuple(dense), tuple(sparse), found, tuple(keyed))
 
     @classmethod
     def numbered(cls, dense: int, sparse: int) -> Features:

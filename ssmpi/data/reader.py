@@ -97,8 +97,9 @@ class SplitReader:
         if rows is None:
             rows = max((block.rows for block in self.blocks), default=0)
         features = self.manifest.features
-        ids, dense = (rows, len(features.sparse)), (rows, len(features.dense))
-        return Batch(np.empty(ids, np.int32), np.empty(dense, np.float32), np.full(rows, np.nan, np.float32))
+        ids, dense = (rows, len(features.sparse) - len(features.keyed)), (rows, len(features.dense))
+        keys = np.empty((rows, len(features.keyed)), np.int64)
+        return Batch(np.empty(ids, np.int32), np.empty(dense, np.float32), np.full(rows, np.nan, np.float32), keys)
 
     def means(self, most: int = 8192) -> np.ndarray:
         """Means of the dense features over the first rows, at most so many of the first shard; float32 (features,)."""
@@ -112,8 +113,9 @@ class SplitReader:
         try:
             places = self._places(block.shard)
             with path.open("rb", buffering=0) as file:
-                for name, into in (("ids", out.ids), ("dense", out.dense)):
-                    columns.read_rows(file, places[name][0], block.start, into)
+                for name, into in (("ids", out.ids), ("dense", out.dense), ("keys", out.keys)):
+                    if name in places:
+                        columns.read_rows(file, places[name][0], block.start, into)
                 if self.manifest.labelled:
                     labels = np.empty(block.rows, np.uint8)
                     columns.read_rows(file, places["label"][0], block.start, labels)
@@ -133,7 +135,7 @@ def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
     """Cut a block into batches, which are views of it; the last batch may be smaller."""
     for start in range(0, len(block), batch_size):
         rows = slice(start, start + batch_size)
-        yield Batch(block.ids[rows], block.dense[rows], block.labels[rows])
+        yield Batch(block.ids[rows], block.dense[rows], block.labels[rows], block.keys[rows])
 
 
 def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:

@@ -8,13 +8,14 @@ A data set is a folder::
     train/shard-00000.h5     ids int32 (rows, features with one id), dense float32 (rows, dense), label uint8 (rows,)
                              with list features, version 2: list_ends int64 (rows, lists), list_ids int32 (ids,),
                              list_weights float32 (ids,) if any list is weighted
+                             with keyed features, version 3: keys int64 (rows, keyed)
     validation/shard-00000.h5, test/shard-00000.h5
 
 Columns are contiguous and uncompressed, so that a reader gets blocks at memory speed. An unlabelled set has no
 ``label``. ``list_ids`` has the lists of a row one after the other; ``list_ends`` says where in it each list ends. The
 manifest names the sparse and the dense features, and which sparse ones are lists. Ids of sparse feature ``f`` lie in
 ``[0, cardinalities[f])``: 0 is missing, 1 is rare or unseen, then by frequency. A list without ids is empty, not
-missing.
+missing. A keyed feature has a 64-bit hash of its token instead, 0 for a missing one, and the cardinality 0.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ssmpi.data.shard_columns import Columns, kinds
 from ssmpi.data.shard_frame import frame_checksum
 from ssmpi.files import atomic_file
 
-ONE_ID, WITH_LISTS = 1, 2  # versions of the schema: of sets without list features, and with some
+ONE_ID, WITH_LISTS, WITH_KEYS = 1, 2, 3  # versions: of sets with one id a feature; with lists; with keys
 SHARD_FORMAT = "ssmpi-shard"
 MANIFEST_FORMAT = "ssmpi-dataset"
 MANIFEST_NAME = "manifest.json"
@@ -45,7 +46,8 @@ EXTENDS = "extends"  # in what a manifest says of its vocabulary: SHA-256 of tho
 SPLITS = ("train", "validation", "test")
 
 DTYPES = {
-    "ids": "<i4", "dense": "<f4", "label": "u1", "list_ends": "<i8", "list_ids": "<i4", "list_weights": "<f4"
+    "ids": "<i4", "dense": "<f4", "label": "u1", "list_ends": "<i8", "list_ids": "<i4", "list_weights": "<f4",
+    "keys": "<i8",
 }  # fmt: skip
 
 MISSING_ID = 0
@@ -109,11 +111,14 @@ class Manifest:
         tables, sparse = len(self.cardinalities), len(self.features.sparse)
         if tables != sparse:
             raise DataError(f"{tables} cardinalities, expected {sparse}: one for each sparse feature")
+        for name in self.features.keyed:
+            if rows := self.cardinalities[self.features.sparse.index(name)]:
+                raise DataError(f"{rows} ids of feature {name!r}, which has keys: its cardinality is 0")
 
     @property
     def version(self) -> int:
         """Of the schema."""
-        return WITH_LISTS if self.features.lists else ONE_ID
+        return version_of(bool(self.features.lists), bool(self.features.keyed))
 
     def record(self) -> dict[str, Any]:
         """As JSON has it. Without list features, it is what versions that knew none recorded."""
@@ -126,9 +131,11 @@ class Manifest:
 
     @property
     def group(self) -> int | None:
-        """The sparse feature that the schema named as its group, which metrics by group are of; None without one."""
+        """The column of ``ids`` of the feature that the schema named as its group, which metrics by group are of; None
+        without one, or if it has no id of its own in each row.
+        """
         name = self.provenance.get("arguments", {}).get("schema.group")
-        return self.features.sparse.index(name) if name in self.features.sparse else None
+        return self.features.one_id.index(name) if name in self.features.one_id else None
 
     def has_rows(self, name: str) -> bool:
         """Whether there is such a split with anything in it."""
@@ -141,6 +148,11 @@ class Manifest:
             hint = f"; did you mean '{close[0]}'?" if close else ""
             raise DataError(f"no split '{name}' in this data set; it has {', '.join(self.splits) or 'none'}{hint}")
         return self.splits[name]
+
+
+def version_of(lists: bool, keys: bool) -> int:
+    """Of the schema, for sets with ``lists`` or ``keys``."""
+    return WITH_KEYS if keys else WITH_LISTS if lists else ONE_ID
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
@@ -168,8 +180,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = (body.pop("format"), body.pop("schema_version"))
-        if found not in ((MANIFEST_FORMAT, ONE_ID), (MANIFEST_FORMAT, WITH_LISTS)):
-            wanted = f"this program reads {MANIFEST_FORMAT!r} versions {ONE_ID} and {WITH_LISTS}"
+        if found[0] != MANIFEST_FORMAT or found[1] not in range(ONE_ID, WITH_KEYS + 1):
+            wanted = f"this program reads {MANIFEST_FORMAT!r} versions {ONE_ID} to {WITH_KEYS}"
             raise DamageError(path, f"format {found[0]!r} version {found[1]!r}, {wanted}", MAKE_AGAIN)
         splits = {
             name: Split(
@@ -214,7 +226,7 @@ def lay_out_shard(path: Path, columns: Columns, attributes: Mapping[str, Any]) -
     path.parent.mkdir(parents=True, exist_ok=True)
     with hdf5_file.create(path, sum(column.nbytes for column in named.values())) as out:
         out.attrs["format"] = SHARD_FORMAT
-        out.attrs["schema_version"] = WITH_LISTS if columns.lists else ONE_ID
+        out.attrs["schema_version"] = version_of(columns.lists is not None, columns.keys is not None)
         out.attrs["checksum"] = total
         for name, value in attributes.items():
             out.attrs[name] = value

@@ -49,13 +49,14 @@ class Lists:
 @dataclass(frozen=True)
 class Columns:
     """ids int32 (rows, features with one id); dense float32 (rows, dense); label uint8 (rows,) or None; ``lists`` None
-    if no feature is a list.
+    if no feature is a list; keys int64 (rows, keyed features), None if no feature is keyed.
     """
 
     ids: np.ndarray
     dense: np.ndarray
     label: np.ndarray | None = None
     lists: Lists | None = None
+    keys: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -66,6 +67,7 @@ class Columns:
         if self.lists:
             lists = self.lists
             found |= {"list_ends": lists.ends, "list_ids": lists.ids, "list_weights": lists.weights}
+        found["keys"] = self.keys
         return {name: column for name, column in found.items() if column is not None}
 
     @property
@@ -92,6 +94,8 @@ def kinds(features: Features, rows: int, list_ids: int, *, labelled: bool) -> Ki
         found |= {"list_ends": ("int64", (rows, len(features.lists))), "list_ids": ("int32", (list_ids,))}
     if features.weighted:
         found["list_weights"] = ("float32", (list_ids,))
+    if features.keyed:
+        found["keys"] = ("int64", (rows, len(features.keyed)))
     return found
 
 
@@ -99,7 +103,8 @@ def read_columns(shard: Mapping[str, Any], start: int, stop: int) -> Columns:
     """Rows ``start`` to ``stop`` of an open shard; DataError if its lists do not fit together."""
     rows = slice(start, stop)
     label = shard["label"][rows] if "label" in shard else None
-    return Columns(shard["ids"][rows], shard["dense"][rows], label, _read_lists(shard, start, stop))
+    keys = shard["keys"][rows] if "keys" in shard else None
+    return Columns(shard["ids"][rows], shard["dense"][rows], label, _read_lists(shard, start, stop), keys)
 
 
 def _read_lists(shard: Mapping[str, Any], start: int, stop: int) -> Lists | None:
