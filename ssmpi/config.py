@@ -22,6 +22,7 @@ from ssmpi.data.features import Features
 from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
+from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import Tracking
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import NETWORK, RUN_FILE, is_run_folder
@@ -62,6 +63,7 @@ class Config:
         if not custom_network.is_own(self.model.name):  # rejects what fits no data
             self._check_places(network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim)))
         self._check_priority()
+        self._check_dynamic()
         object.__setattr__(self, "topology", dataclasses.replace(self.topology, homes=self.hierarchy.homes))
         try:
             sync.check_topology(self.sync, self.topology)
@@ -85,11 +87,22 @@ class Config:
             f'{wanted}, which recovery.mode = "{self.recovery.mode}" rules out: set it to "auto", or priority "none"',
         )
 
+    def _check_dynamic(self) -> None:
+        require(
+            self.embedding.table == "static" or self.checkpoint.priority == "none",
+            f'checkpoint.priority = "{self.checkpoint.priority}" saves rows by number, and keys come and go in those of'
+            " dynamic tables: set it to 'none'",
+        )
+
     @property
     def saves_rows(self) -> bool:
         """Whether embedding PSs save rows periodically, for partial recovery."""
         recovery = self.recovery
-        return recovery.may_be_partial and not recovery.why_always_full(self.topology.embedding_ps)
+        return (
+            recovery.may_be_partial
+            and not recovery.why_always_full(self.topology.embedding_ps)
+            and self.embedding.table == "static"
+        )
 
     @property
     def tracking(self) -> Tracking:
@@ -127,6 +140,12 @@ class Config:
         vars(copy)["network"] = network  # where ``cached_property`` stores it: not a setting, so not a field
         self._check_places(network)
         return copy
+
+    def placement(self, sizes: Sequence[int]) -> Placement:
+        """Which embedding PS, or the trainer, holds which rows of tables of these sizes; SettingsError if these are not
+        what ``embedding.table`` is for.
+        """
+        return place(sizes, max(1, self.topology.embedding_ps), self.embedding.keyed)
 
     @property
     def places(self) -> Places:

@@ -42,7 +42,8 @@ class ArenaWriter:
             self._writing = writing if wait([writing], limit_seconds).done else given_up(path, limit_seconds)
             return
         live = list(arena.datasets())
-        self._copies = self._copies or [np.empty_like(values) for _, values, _ in live]
+        if [copy.shape for copy in self._copies] != [values.shape for _, values, _ in live]:
+            self._copies = [np.empty_like(values) for _, values, _ in live]
         for copy, (_, values, _) in zip(self._copies, live, strict=True):
             np.copyto(copy, values)
         copies = [(name, copy, place) for copy, (name, _, place) in zip(self._copies, live, strict=True)]

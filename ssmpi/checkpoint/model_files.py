@@ -117,18 +117,18 @@ def load_tables(
     is called with each file before it is read. If tables were widened since, they had ``before`` rows each: the others
     stay as they are, and so does the optimizer's without ``state``.
     """
-    taken, files = 0, tables(folder)
-    first, wanted = server % max(1, len(files)), arena.rows_within(before or arena.cardinalities)
+    loading, files = arena.loading(before), tables(folder)
+    first = server % max(1, len(files))
     for path in [*files[first:], *files[:first]]:
-        if taken == wanted:
+        if loading.done:
             break
         check(path)
         try:
-            taken += arena.load(path, widened=before is not None, state=state)
+            arena.load(path, loading, widened=before is not None, state=state)
         except (OSError, KeyError, RuntimeError) as error:
             raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
-    if taken != wanted:
+    if not loading.done:
         raise DataError(
-            f"{folder}: saved parts hold {taken:,} of the {wanted:,} rows needed here: a file is missing, "
-            "or the data folder is not the one that the model was trained on"
+            f"{folder}: saved parts lack {loading} needed here: a file is missing, or the data folder is not the one "
+            "that the model was trained on"
         )

@@ -1,6 +1,7 @@
-"""Atomic words of 32 bits in shared memory, and sleeping until one changes (Linux's futex), for compiled code without
-the GIL. All accesses are sequentially consistent: what a thread wrote before it stored a word is seen by whoever loads
-that value, and of two threads that each store a word and then load the other's at least one sees the other's store.
+"""Atomic words in shared memory, and sleeping until one changes (Linux's futex), for compiled code without the GIL.
+Accesses to words of 32 bits are sequentially consistent: what a thread wrote before it stored a word is seen by whoever
+loads that value, and of two threads that each store a word and then load the other's at least one sees the other's
+store.
 """
 
 from __future__ import annotations
@@ -50,6 +51,29 @@ def store(typing: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.uint32), generate
+
+
+@intrinsic
+def load_word(typing: Any, address: Any) -> Any:
+    """The int64 at an address, before whatever the same thread reads after it (acquire)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(place, "acquire", 2 * WORD)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def store_word(typing: Any, address: Any, value: Any) -> Any:
+    """Set the int64 at an address, after whatever the same thread wrote before it (release)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        builder.store_atomic(arguments[1], place, "release", 2 * WORD)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 @njit(cache=True, nogil=True)

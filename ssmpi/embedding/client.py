@@ -13,6 +13,7 @@ import numpy as np
 
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import RowTransport
+from ssmpi.embedding.key_lookup import KeyLookup
 from ssmpi.embedding.lookup import Lookup, LookupBuffers
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import RowOptions
@@ -23,7 +24,11 @@ class HasIds(Protocol):
 
     @property
     def ids(self) -> np.ndarray:
-        """int32 (batch, features)."""
+        """int32 (batch, features), of those without keys."""
+
+    @property
+    def keys(self) -> np.ndarray:
+        """int64 (batch, keyed features)."""
 
 
 B = TypeVar("B", bound=HasIds)
@@ -43,7 +48,9 @@ class PrefetchedRows:
 
 
 class Lookups:
-    """Pull and push of one worker thread, for Criteo's one id per feature. Not for use by two threads."""
+    """Pull and push of one worker thread, for Criteo's one id per feature. Not for use by two threads. ``keys`` finds
+    the ids of batches with keyed features.
+    """
 
     def __init__(
         self,
@@ -52,7 +59,9 @@ class Lookups:
         options: RowOptions,
         thread: int,
         prefetched: PrefetchedRows | None = None,
+        keys: KeyLookup | None = None,
     ) -> None:
+        self._keys = keys
         self._transport, self._placement, self._options, self._thread = transport, placement, options, thread
         self._prefetched = prefetched or PrefetchedRows(lambda: False)
         self._lookups: Iterator[Lookup] = iter(())
@@ -62,11 +71,11 @@ class Lookups:
         """Yield each batch with its rows. With ``prefetch``, the next batch's rows are already in flight."""
         if not self._options.settings.prefetch:
             for batch in batches:
-                yield batch, self.pull(batch.ids)
+                yield batch, self.pull(self._ids_of(batch))
             return
         waiting: tuple[B, Lookup] | None = None
         for batch in batches:
-            asked = (batch, self.ask(batch.ids))
+            asked = (batch, self.ask(self._ids_of(batch)))
             if waiting:
                 self.arrive(waiting[1])
                 if self._prefetched.values is not None:
@@ -79,6 +88,9 @@ class Lookups:
                 self._prefetched.values = rows.values.copy()
             else:
                 yield waiting
+
+    def _ids_of(self, batch: HasIds) -> np.ndarray:
+        return self._keys.ids(batch) if self._keys else batch.ids
 
     def pull(self, ids: np.ndarray) -> Lookup:
         """Fetch the rows for ids int32 (batch, features) and wait for them."""
@@ -120,7 +132,7 @@ class Lookups:
         return next(self._lookups)
 
 
-MakeLookups = Callable[[RowTransport, Placement, RowOptions, int, PrefetchedRows | None], Lookups]
+MakeLookups = Callable[[RowTransport, Placement, RowOptions, int, PrefetchedRows | None, KeyLookup | None], Lookups]
 
 
 def raise_bad_id(ids: np.ndarray, position: int, placement: Placement) -> None:

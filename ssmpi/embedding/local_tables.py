@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,26 @@ class LocalTables:
 
     def __init__(self, arena: Arena, saver: Saver | None = None, traffic: Traffic | None = None) -> None:
         self.arena, self._saver, self._traffic = arena, saver, traffic or Traffic()
-        self._path = Path()
+        self._path, self._writing = Path(), threading.Lock()
 
     @property
     def mapped(self) -> list[np.ndarray]:
         """All rows."""
         return [self.arena.weights, self.arena.state]
+
+    @property
+    def maps(self) -> list[list[np.ndarray]]:
+        """All maps."""
+        return [self.arena.maps]
+
+    def find(self, asked: Sequence[np.ndarray], thread: int) -> list[np.ndarray]:
+        """One thread at a time, as a map has one writer."""
+        with self._writing:
+            return [self.arena.find(*asked)]
+
+    def sweep(self, samples: int) -> list[np.ndarray]:
+        """As ``RemoteTables``."""
+        return [self.arena.sweep(samples)]
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """The lookup fetched the rows when it found them, so a prefetched row is as old as with a PS."""

@@ -1,8 +1,9 @@
 """Plans which embedding PS holds which rows: pure arithmetic over table sizes, the same on every rank.
 
-Longest processing time first (Graham 1969) over the larger of a part's shares of memory and of lookups. A table above
-a quarter of the ideal share is split by rows, in stripes: ids are ordered by frequency, and stripes spread the
-frequent ones evenly.
+A keyed table has a stripe on each PS, for the keys that hash to it (``key_kernels.owner_of``): its ids are row * PSs +
+PS. The others follow by longest processing time first (Graham 1969) over the larger of a part's shares of memory and of
+lookups. A table above a quarter of the ideal share is split by rows, in stripes: ids are ordered by frequency, and
+stripes spread the frequent ones evenly.
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ from functools import cached_property
 
 import numpy as np
 
-from ssmpi.core.errors import TopologyError
+from ssmpi.core.errors import SettingsError, TopologyError
+from ssmpi.embedding.dynamic_options import DynamicOptions
 
 LARGEST_ARENA = 2**31 - 1
 LARGEST_PIECE = (
     0.25  # of a PS's ideal share: with pieces as large as the share, Kaggle on 16 PSs is 1.36 : 1 out of balance
 )
+
+
+MISMATCH = {
+    True: "this data has keys instead of ids in some features, which a static table has no rows for: set "
+    'embedding.table = "dynamic", and embedding.dynamic.keys to the most keys of a feature that have rows',
+    False: 'embedding.table = "dynamic" is for features with 64-bit keys, and this data has none: leave it out',
+}
 
 
 @dataclass(frozen=True)
@@ -36,11 +45,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """All parts of all tables. ``cardinalities`` are the rows of each table."""
+    """All parts of all tables. ``cardinalities`` are the rows of each table, of the ``keyed`` ones with room for the
+    most keys.
+    """
 
     cardinalities: tuple[int, ...]
     servers: int
     parts: tuple[Part, ...]
+    keyed: tuple[int, ...] = ()
 
     def parts_of(self, server: int) -> list[Part]:
         """The parts one PS holds, in arena order."""
@@ -52,6 +64,10 @@ class Placement:
         for part in sorted(self.parts, key=lambda p: p.base):
             found[part.owner].append(part)
         return found
+
+    def keyed_parts_of(self, server: int) -> list[Part]:
+        """Those of keyed tables, one of each."""
+        return [part for part in self.parts_of(server) if part.table in self.keyed]
 
     def rows_of(self, server: int) -> int:
         """Rows in one PS's arena."""
@@ -96,20 +112,26 @@ class Placement:
         return table
 
 
-def place(cardinalities: Sequence[int], servers: int) -> Placement:
-    """Spread the tables over ``servers`` embedding PSs; TopologyError if one would hold more rows than it can
-    number.
+def place(sizes: Sequence[int], servers: int, dynamic: DynamicOptions | None = None) -> Placement:
+    """Spread tables of these sizes over ``servers`` embedding PSs; TopologyError if one would hold more rows than it
+    can number. Tables of size 0 are keyed, which ``dynamic`` sets; SettingsError if one is there without the other.
     """
+    keyed = tuple(table for table, rows in enumerate(sizes) if not rows)
+    if bool(keyed) != bool(dynamic):
+        raise SettingsError(MISMATCH[bool(keyed)])
+    cardinalities = [rows if rows or not dynamic else servers * dynamic.rows(servers) for rows in sizes]
     total = sum(cardinalities)
     ideal_rows, ideal_lookups = total / servers, len(cardinalities) / servers
     pieces = []
     for table, rows in enumerate(cardinalities):
+        if table in keyed:
+            continue
         share = max(rows / ideal_rows, 1.0 / ideal_lookups)
         stride = min(rows, servers, math.ceil(share / LARGEST_PIECE - 1e-9))
         pieces += [(table, first, stride, len(range(first, rows, stride))) for first in range(stride)]
 
-    memory, lookups = [0.0] * servers, [0.0] * servers
-    owners: dict[int, list[int]] = {}  # of each table's stripes
+    memory, lookups = [0.0] * servers, [0.0] * servers  # those of keyed tables are equal
+    owners = {table: list(range(servers)) for table in keyed}  # of each table's stripes
 
     def cost(piece: tuple[int, int, int, int]) -> float:
         return max(piece[3] / ideal_rows, 1.0 / piece[2] / ideal_lookups)
@@ -137,4 +159,4 @@ def place(cardinalities: Sequence[int], servers: int) -> Placement:
             f"one embedding PS would hold {max(arena):,} rows, more than the {LARGEST_ARENA:,} it can address: set "
             f"topology.embedding_ps = {math.ceil(total / LARGEST_ARENA * 1.1)} or more"
         )
-    return Placement(tuple(cardinalities), servers, tuple(parts))
+    return Placement(tuple(cardinalities), servers, tuple(parts), keyed)

@@ -19,10 +19,11 @@ from ssmpi.files.run_files import checkpoint_number
 class EmbeddingServer:
     """Answers pulls and pushes on one arena. ``handle`` is the handler of ``Service.serve``. ``address`` tells
     processes of this host how to map the rows; empty if they must not. ``counts`` is the same for the memory of access
-    counts, None if accesses are not counted. ``saver`` writes the rows; optional if nothing is saved. ``applied``
-    counts pushes. ``samples`` is the number of samples of all trainers, as last reported by the first one, -1 before;
-    ``checkpoint`` the number of the newest checkpoint that the rows were copied for, 0 before; ``saves_rows`` whether
-    the first trainer wants incremental row saves. ``take_lines`` hands over the lines to report back to it.
+    counts, None if accesses are not counted; ``keys`` for that of the maps. ``saver`` writes the rows; optional if
+    nothing is saved. ``applied`` counts pushes. ``samples`` is the number of samples of all trainers, as last reported
+    by the first one, -1 before; ``checkpoint`` the number of the newest checkpoint that the rows were copied for, 0
+    before; ``saves_rows`` whether the first trainer wants incremental row saves. ``take_lines`` hands over the lines to
+    report back to it.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class EmbeddingServer:
         self.arena, self._service, self._saver, self._address = arena, service, saver, address
         self._counts, self._applied = counts, applied or AppliedPushes()
         self.samples, self.checkpoint = -1, 0
+        self.keys = b""
         self.saves_rows = True
         self.take_lines: Callable[[], list[dict[str, Any]]] = list
         self._draining: dict[int, tuple[int, int]] = {}  # by trainer: the thread that waits, and for how many pushes
@@ -44,6 +46,8 @@ class EmbeddingServer:
             wire.ATTACH: self._attach,
             wire.APPLIED: self._send_applied,
             wire.SAMPLES: self._exchange_status,
+            wire.FIND: self._find,
+            wire.SWEEP: self._sweep,
         }
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
@@ -91,8 +95,18 @@ class EmbeddingServer:
         self._reply_text(source, thread, b"" if outcome is None else json.dumps(outcome).encode())
 
     def _attach(self, source: int, thread: int, payload: np.ndarray) -> None:
-        lines = [self._address] if self._counts is None else [self._address, self._counts]
-        self._reply_text(source, thread, b"\n".join(lines))
+        self._reply_text(source, thread, b"\n".join([self._address, self._counts or b"", self.keys]))
+
+    def _find(self, source: int, thread: int, payload: np.ndarray) -> None:
+        self._reply(source, thread, self.arena.find(payload.view(np.int64).reshape(-1, 3)))
+
+    def _sweep(self, source: int, thread: int, payload: np.ndarray) -> None:
+        self._reply(source, thread, self.arena.sweep(int(payload.view(np.int64)[0])))
+
+    def _reply(self, source: int, thread: int, values: np.ndarray) -> None:
+        buffer = self._service.buffer(values.nbytes)
+        buffer[:] = values.reshape(-1).view(np.uint8)
+        self._service.reply(source, thread, buffer)
 
     def _exchange_status(self, source: int, thread: int, payload: np.ndarray) -> None:
         samples, saves_rows = payload.view(np.int64).tolist()

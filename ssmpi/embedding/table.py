@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,12 +17,16 @@ from ssmpi.core import optimizer_options
 from ssmpi.core.errors import DataError
 from ssmpi.core.row_layout import RowLayout
 from ssmpi.core.settings import require, within
-from ssmpi.embedding import kernels, row_optimizers
+from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers
+from ssmpi.embedding.dynamic_options import DynamicOptions
+from ssmpi.embedding.keyed_files import KeyedLoad, Loading
+from ssmpi.embedding.keyed_table import Beginning, KeyCounts, KeyedTable, KeyMemory
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
 
 ROWS_AT_A_TIME = 1 << 18  # when loading
 ROWS = "rows"  # the name of an arena in the memory of its rank
+KEYS = "keys"  # that of its keys
 
 Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and the number of accesses of each
 
@@ -35,7 +39,8 @@ class EmbeddingOptions:
     ``prefetch`` a thread asks for the next batch's rows before it trains on this one: the round trip is hidden, and
     rows are one of its own batches old. Without, one thread computes exactly what a single process would.
     ``transport`` is how a trainer reaches a PS: ``shared`` maps its memory and works on the rows in place, ``messages``
-    does not, ``auto`` is ``shared`` where both are on one host. Results are the same.
+    does not, ``auto`` is ``shared`` where both are on one host. Results are the same. With keyed features ``table`` is
+    ``dynamic``: their keys get and lose rows as ``[embedding.dynamic]`` says.
     """
 
     dim: int = 16
@@ -46,6 +51,8 @@ class EmbeddingOptions:
     prefetch: bool = True
     pushes_in_flight: int = 4
     transport: str = "auto"
+    table: str = "static"
+    dynamic: DynamicOptions = field(default_factory=DynamicOptions)
 
     def __post_init__(self) -> None:
         within("dim", self.dim, 1, 65_536)
@@ -55,6 +62,16 @@ class EmbeddingOptions:
             f"transport is 'auto', 'shared' or 'messages', got {self.transport!r}",
         )
         within("pushes_in_flight", self.pushes_in_flight, 1, 1000)
+        require(self.table in ("static", "dynamic"), f"table is 'static' or 'dynamic', got {self.table!r}")
+        require(
+            self.table == "dynamic" or self.dynamic == DynamicOptions(),
+            "embedding.dynamic is for embedding.table = 'dynamic': set it, or leave [embedding.dynamic] out",
+        )
+
+    @property
+    def keyed(self) -> DynamicOptions | None:
+        """How keyed features get rows; None without them."""
+        return self.dynamic if self.table == "dynamic" else None
 
 
 @dataclass(frozen=True)
@@ -114,7 +131,8 @@ class Arena(RowArray):
 
     Initial vectors are U(-1/sqrt(n), 1/sqrt(n)) with n the table's rows (facebookresearch/dlrm), from a counter-based
     generator: neither placement nor the number of PSs changes a value. First-order weights start at 0. Rows already in
-    ``memory`` are not initialized.
+    ``memory`` are not initialized. In a keyed table n is ``embedding.dynamic.keys``, rows begin when a key gets them,
+    and ``keys`` is the memory of the maps; ``keyed`` are these tables by number.
     """
 
     def __init__(
@@ -124,22 +142,77 @@ class Arena(RowArray):
         server: int,
         seed: int,
         memory: Memory | None = None,
+        keys: Memory | None = None,
     ) -> None:
         count = placement.rows_of(server)
         memory = memory or PrivateMemory()
         super().__init__(options, memory.allocate(count * options.row_bytes), count)
+        self.placement, self.server, self._seed = placement, server, seed
         self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
         if not memory.kept:
-            self._fill(seed)
+            self._fill()
+        self.keyed = self._keyed_tables(keys or PrivateMemory()) if placement.keyed else {}
 
-    def _fill(self, seed: int) -> None:
-        """Set all rows to their initial values."""
-        self.state[:] = self.options.optimizer.initial
+    def _fill(self) -> None:
+        """Set all rows to their initial values; of a keyed table the reserved ones."""
         for part in self.parts:
-            bound = 1.0 / math.sqrt(self.cardinalities[part.table])
-            rows = self.weights[part.base : part.base + part.rows]
-            kernels.initial_rows(rows, seed, part.table, (part.first, part.stride), bound)
-            rows[:, self.options.layout.vector :] = 0.0
+            rows = slice(part.base, part.base + self._fixed(part))
+            self.state[rows] = self.options.optimizer.initial
+            vectors = self.weights[rows]
+            kernels.initial_rows(vectors, self._seed, part.table, (part.first, part.stride), self._bound(part))
+            vectors[:, self.options.layout.vector :] = 0.0
+
+    def _fixed(self, part: Part) -> int:
+        """How many rows a part has from the beginning."""
+        return key_kernels.RESERVED if part.table in self.placement.keyed else part.rows
+
+    def _bound(self, part: Part) -> float:
+        """Of the initial values of a part."""
+        dynamic = self.options.settings.dynamic
+        return 1.0 / math.sqrt(dynamic.keys if part.table in self.placement.keyed else self.cardinalities[part.table])
+
+    def _keyed_tables(self, memory: Memory) -> dict[int, KeyedTable]:
+        """The keyed tables by number, over the maps in ``memory``."""
+        settings, vector = self.options.settings, self.options.layout.vector
+        layout = KeyMemory(settings.dynamic, self.placement, self.server)
+        words = memory.allocate(layout.size)
+        if not memory.kept and memory.file < 0:
+            words[:] = 0
+        found = {}
+        for part in self.placement.keyed_parts_of(self.server):
+            rows = slice(part.base, part.base + part.rows)
+            begin = Beginning(self._seed, part.table, vector, self._bound(part), self.options.optimizer.initial)
+            values, mine = (self.weights[rows], self.state[rows]), words[layout.places[part.table]]
+            found[part.table] = KeyedTable(settings.dynamic, mine, values, begin, kept=memory.kept)
+        return found
+
+    @property
+    def maps(self) -> list[np.ndarray]:
+        """Slots and dates of each keyed table."""
+        return [array for table in self.keyed.values() for array in (table.slots, table.seen)]
+
+    def find(self, asked: np.ndarray) -> np.ndarray:
+        """The ids int32 (n,) of keys that a trainer asks for, as ``KeyTables.find`` has them; DataError if a feature is
+        not keyed.
+        """
+        answers = np.empty(len(asked), np.int32)
+        if len(asked) and not 0 <= asked[:, 1].min() <= asked[:, 1].max() < len(self.keyed):
+            raise DataError(f"asked for keys of features other than the {len(self.keyed)} keyed ones")
+        for feature, table in enumerate(self.keyed.values()):
+            mine = np.flatnonzero(asked[:, 1] == feature)
+            if len(mine):
+                rows = table.resolve(asked[mine, 0], asked[mine, 2])
+                ids = rows * self.placement.servers + self.server
+                answers[mine] = np.where(rows == key_kernels.NOT_FOUND, key_kernels.SHARED_ID, ids)
+        return answers
+
+    def sweep(self, samples: int) -> np.ndarray:
+        """Training pauses after so many ``samples``: the counts of each keyed table, int64 (tables, 6), in the order of
+        ``KeyCounts``.
+        """
+        for table in self.keyed.values():
+            table.sweep(samples)
+        return np.array([table.counts for table in self.keyed.values()], np.int64).reshape(-1, len(KeyCounts._fields))
 
     def check(self, rows: np.ndarray) -> None:
         """Raise DataError if a row number is not in this arena."""
@@ -156,6 +229,10 @@ class Arena(RowArray):
         for part in self.parts:
             rows = slice(part.base, part.base + part.rows)
             place = {"table": part.table, "first": part.first, "stride": part.stride}
+            if part.table in self.keyed:
+                vector = {"vector": self.options.layout.vector}
+                yield from keyed_files.datasets(self.keyed[part.table], part, self.values_of(part), place | vector)
+                continue
             for name, values in (("weights", self.weights), ("state", self._saved_state)):
                 if values.size:
                     whole = {
@@ -168,23 +245,39 @@ class Arena(RowArray):
         """The state as files have it."""
         return self.state.reshape(-1) if self.state.shape[1] == 1 else self.state
 
-    def rows_within(self, cardinalities: Sequence[int]) -> int:
-        """How many of the rows belong to ids below the ``cardinalities`` of their tables."""
-        ends = [(part, min(cardinalities[part.table], self.cardinalities[part.table])) for part in self.parts]
-        return sum(len(range(part.first, end, part.stride)) for part, end in ends)
+    def values_of(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
+        """Weights and state of a part, the latter as files have it."""
+        rows = slice(part.base, part.base + part.rows)
+        return self.weights[rows], self._saved_state[rows]
 
-    def load(self, path: Path, *, widened: bool = False, state: bool = True) -> int:
-        """Load the rows of this arena that a saved file holds, whatever placement saved it, and return their number.
-        Tables may have been ``widened`` since: their ids begin with the saved ones. Without ``state`` that of the
-        optimizer stays as it is.
+    def loading(self, before: Sequence[int] | None = None) -> Loading:
+        """The rows to load from saved files, none of which is there yet: those of ids below the sizes of tables
+        ``before`` they were widened.
         """
-        taken = 0
+        keyed, sizes = (
+            {part.table: part for part in self.parts if part.table in self.keyed},
+            before or self.cardinalities,
+        )
+        ends = [(p, min(sizes[p.table], self.cardinalities[p.table])) for p in self.parts if p.table not in keyed]
+        rows = sum(len(range(part.first, end, part.stride)) for part, end in ends)
+        return Loading(rows, {t: KeyedLoad(self.keyed[t], part, self.values_of(part)) for t, part in keyed.items()})
+
+    def load(self, path: Path, loading: Loading, *, widened: bool = False, state: bool = True) -> None:
+        """Load the rows of this arena that a saved file holds, whatever placement saved it. Tables may have been
+        ``widened`` since: their ids begin with the saved ones. Without ``state`` that of the optimizer stays as it is.
+        """
         with h5py.File(path, "r", locking=False) as saved:
             for group in saved.values():
                 for part in self.parts:
-                    if part.table == group["weights"].attrs["table"]:
-                        taken += self._take(path, group, part, widened, state)
-        return taken
+                    if part.table != group["weights"].attrs["table"]:
+                        continue
+                    if ("keys" in group) != (part.table in self.keyed):
+                        raise DataError(f"{path}: table {part.table} has keys there and ids here, or the other way")
+                    if part.table in self.keyed:
+                        self._check_layout(path, group["weights"])
+                        loading.keyed[part.table].take(path, group)
+                    else:
+                        loading.rows -= self._take(path, group, part, widened, state)
 
     def _take(self, path: Path, group: h5py.Group, part: Part, widened: bool, state: bool) -> int:
         """Copy the rows that a saved part and one of this arena have in common: the intersection of two stripes."""

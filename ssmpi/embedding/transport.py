@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
+from ssmpi.embedding.keyed_table import KeyCounts, KeyMemory
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.status_exchange import StatusExchange
 from ssmpi.embedding.table import RowArray, RowOptions
@@ -54,6 +55,9 @@ class RemoteTables:
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._paths: list[Path] = []
         wanted = options.settings.transport != "messages"
+        self._keys = len(placement.keyed)
+        self._layouts = [KeyMemory(options.settings.dynamic, placement, index) for index in range(len(self._servers))]
+        self.maps = [[np.empty(0, np.int64)] * 2 * self._keys for _ in self._servers]
         self._mapped = [
             self._attach(index, scope_of(placement, index)) if wanted else None for index in range(len(self._servers))
         ]
@@ -82,12 +86,13 @@ class RemoteTables:
         """The rows of one PS, mapped from its memory; None if that is impossible and not required."""
         server = self._servers[index]
         text = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
-        address, _, counts = text.partition("\n")
+        address, counts, keys = text.split("\n")
         try:
             rows = RowArray(self._options, attach(address, scope.rows * self._options.row_bytes), scope.rows)
             if self.tracking.counts:
                 memory = attach(counts, self.tracking.bytes_for(scope))
                 rows.set_observer(self.tracking.over(scope, memory).observe)
+            self.maps[index] = self._attach_maps(index, keys)
             return rows
         except OSError as error:
             if self._options.settings.transport == "auto":
@@ -96,6 +101,33 @@ class RemoteTables:
                 f"the rows of {self._conversation.names[server]} cannot be shared: {error}; "
                 "set embedding.transport = 'auto', or place a PS on every trainer's host"
             ) from error
+
+    def _attach_maps(self, index: int, address: str) -> list[np.ndarray]:
+        """Slots and dates of each keyed table of one PS, mapped from its memory."""
+        layout = self._layouts[index]
+        memory = attach(address, layout.size)
+        return [array for table in layout.places for array in layout.maps(memory, table)]
+
+    def find(self, asked: Sequence[np.ndarray], thread: int) -> list[np.ndarray]:
+        """As ``KeyTables``: one message to each PS that is asked for something, and wait for the answers."""
+        answers, requests = [np.empty(len(each), np.int32) for each in asked], []
+        for server, each, answer in zip(self._servers, asked, answers, strict=True):
+            if len(each):
+                tag = request_tag(wire.FIND, thread)
+                requests.append(self._conversation.irecv(answer, server, thread, Link.EMBEDDING_PULL))
+                requests.append(self._conversation.isend(each, server, tag, Link.EMBEDDING_PULL))
+        wait_all(requests, self._waiting, "the embedding PSs (to find keys)")
+        return answers
+
+    def sweep(self, samples: int) -> list[np.ndarray]:
+        """While nothing is in flight and no trainer looks up keys: let every PS free rows, after so many ``samples`` of
+        all trainers; their counts, as ``KeyCounts``, int64 (keyed features, 6).
+        """
+        message, size = np.array([samples], np.int64), 8 * self._keys * len(KeyCounts._fields)
+        asked = [self._ask(server, wire.SWEEP, message, size) for server in self._servers]
+        for server, (_, requests) in zip(self._servers, asked, strict=True):
+            wait_all(requests, self._waiting, self._conversation.names[server])
+        return [answer.view(np.int64).reshape(self._keys, -1) for answer, _ in asked]
 
     def exchange_status(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
         """Send every PS the number of samples of all trainers, which dates its incremental row saves, and whether to

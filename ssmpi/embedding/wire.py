@@ -13,11 +13,15 @@ SAVED      nothing                                                         JSON:
                                                                            empty while it is being written
 SAMPLES    int64: how many samples all trainers have done, 1 where the PS  JSON: what it has saved by itself since the
            is to save rows by itself, else 0                               last one, a list
-ATTACH     nothing                                                         how to map the rows, and where accesses are
-                                                                           counted in a second line how to map
-                                                                           those; empty lines if they are not shared
+ATTACH     nothing                                                         how to map the rows, and in further lines the
+                                                                           counts of accesses and the maps of keys;
+                                                                           empty lines if they are not shared or there
 APPLIED    nothing                                                         int64: name of the count of this trainer's
                                                                            pushes, and how many were applied
+FIND       int64 (n, 3): key, number among the keyed features, how often   ids int32 (n,)
+           it is looked up now
+SWEEP      int64: how many samples all trainers have done, while they      int64 (keyed features, 6): ``KeyCounts``
+           pause
 ========== =============================================================== =============================================
 """
 
@@ -26,7 +30,7 @@ from __future__ import annotations
 import numpy as np
 
 TEXT = 8192  # bytes of a reply that is text, padded with zeros
-PULL, PUSH, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES = range(8)
+PULL, PUSH, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES, FIND, SWEEP = range(10)
 
 
 def text(value: bytes, out: np.ndarray) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Run
     from ssmpi.core.quality import Quality
     from ssmpi.core.topology import Topology
+    from ssmpi.embedding.keyed_table import KeyCounts
     from ssmpi.metrics.events import EventWriter
 
 
@@ -62,6 +63,7 @@ class RunResults:
         self._behind = WriteBehind(RECOVERIES)
         logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
         self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
+        self.keys: dict[str, dict[str, int]] = {}
         if options.tensorboard:
             self.logbook.writer = event_writer(folder, int(self.logbook.totals()["examples"]))
 
@@ -87,6 +89,17 @@ class RunResults:
     def is_scored_ahead(self, part: int) -> bool:
         """Whether that was done."""
         return progressive.is_scored(self.evaluations.get(progressive.NAME), part)
+
+    def swept(self, keys: Mapping[str, KeyCounts]) -> None:
+        """Keep what the dynamic table of each keyed feature holds at a pause, and say it if its table was full."""
+        for feature, now in keys.items():
+            refused = now.refused - self.keys.get(feature, {}).get("refused", 0)
+            if refused > 0:
+                log.warning(
+                    f"the table of {feature} was full: {refused:,} times a new key got no row, and {now.keys:,} of "
+                    f"{now.rows:,} rows are left in use; embedding.dynamic.keys is the limit"
+                )
+        self.keys = {feature: now._asdict() for feature, now in keys.items()}
 
     def rows_saved(self, lines: Sequence[dict[str, Any]], recorded: Callable[[], object] | None = None) -> None:
         """Log the row saves of embedding PSs. Their durations are recorded in the background, because the first trainer
@@ -120,6 +133,8 @@ class RunResults:
         status = STOPPED if stopped else COMPLETE if complete else INCOMPLETE
         body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
         body |= nested(self.logbook.traffic.totals())
+        if self.keys:
+            body["keys"] = self.keys
         body |= {"pls": self.recovery.pls, **self._recoveries(), **self._parent(), "evaluations": self.evaluations}
         if complete:
             body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}

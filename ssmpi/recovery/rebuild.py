@@ -83,7 +83,7 @@ def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Reloaded | str:
     index = config.topology.role_of(rank)[1]
     with during(f"reloading the rows of embedding_ps {index}"):
         try:
-            arena, _ = newest.arena_in(start.memory, config, index)
+            arena, *_ = newest.arena_in(start.memory, config, index)
             if plan.parent:  # there is no checkpoint yet
                 plan.parent.check()
                 model, fresh = plan.parent.folder, config.run.fresh_optimizer

@@ -15,7 +15,6 @@ from ssmpi.comm.push_counts import AppliedPushes
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.core.errors import DataError
-from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, scope_of
@@ -42,10 +41,10 @@ NO_SAVES = (
 
 def serve_embeddings(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
     """The whole life of an embedding PS."""
-    arena, memory = arena_in(start.memory, config, world.index, start.checkpoint)
+    arena, memory, keys = arena_in(start.memory, config, world.index, start.checkpoint)
     load_rows(config, arena, start, world.index)
     shared = config.embedding.transport != "messages"
-    scope = scope_of(place(arena.cardinalities, config.topology.embedding_ps), world.index)
+    scope = scope_of(arena.placement, world.index)
     counts = start.memory.part(COUNTS, shared=shared) if config.tracking.counts else None
     saving = config.saves_rows and start.memory.holds(ROWS)
     tracker = tracked(config, arena, scope, counts) if counts else None
@@ -58,6 +57,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     cpu_usage.set_up()
     address = counts.address if counts else None
     server = EmbeddingServer(arena, service, ArenaWriter(world.same_role_here), memory.address, address, applied)
+    server.keys = keys.address if keys else b""
     if not saving:
         if config.checkpoint.priority != "none" and world.index == 0:
             log.warning(NO_SAVES)

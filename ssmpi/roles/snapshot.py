@@ -13,6 +13,7 @@ from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.checkpoint.fingerprint import fingerprint
 from ssmpi.checkpoint.parent import ALGORITHM
 from ssmpi.checkpoint.trainer_state import LOG, LiveState, ModelState, RunState, TrainerState
+from ssmpi.embedding.table import KEYS
 from ssmpi.metrics.results import RunResults, plain
 from ssmpi.model import graph
 from ssmpi.model.parameters import OwnedParameters
@@ -64,6 +65,7 @@ class Snapshots:
                 selection=asdict(selection),
                 ledger=self.results.recovery.ledger.state(),
             ).as_json()
+            run |= self._keys()
         return TrainerState(arrays, self.progress.examples_of_all, self._model(vector, run))
 
     def of_model(self, vector: np.ndarray) -> ModelState:
@@ -87,7 +89,11 @@ class Snapshots:
 
     def _about(self) -> dict[str, Any]:
         """The state needed to score a model without its run."""
-        return {KEY: self._origin().state(), saved_network.KEY: graph.as_json(self.replica.network)}
+        return {KEY: self._origin().state(), saved_network.KEY: graph.as_json(self.replica.network), **self._keys()}
+
+    def _keys(self) -> dict[str, Any]:
+        """What the dynamic tables hold, by feature."""
+        return {KEYS: self.results.keys} if self.results and self.results.keys else {}
 
     def _origin(self) -> DataOrigin:
         return DataOrigin.of_data(self.reader.folder, self.reader.manifest)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ssmpi.checkpoint import parent
 from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.checkpoint.model_files import load_tables
@@ -12,9 +14,10 @@ from ssmpi.comm.push_counts import SentPushes
 from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
+from ssmpi.embedding.key_lookup import KeyLookup
+from ssmpi.embedding.keyed_table import KeyCounts
 from ssmpi.embedding.local_tables import LocalTables
-from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import ROWS, Arena
+from ssmpi.embedding.table import KEYS, ROWS, Arena
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.recovery.start import Start
 
@@ -50,7 +53,7 @@ class Tables:
 
     def __init__(self, config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> None:
         servers = config.topology.embedding_ps
-        self._options, self.placement = config.rows, place(cardinalities, max(1, servers))
+        self._options, self.placement = config.rows, config.placement(cardinalities)
         self.transport: LocalTables | RemoteTables
         self.sent = SentPushes(start.memory, config.topology.threads, servers)
         if servers:
@@ -59,7 +62,9 @@ class Tables:
             )
             self.transport.compare_pushes()
             return
-        arena = Arena(config.rows, self.placement, 0, config.run.seed, start.memory.part(ROWS, shared=False))
+        keys = start.memory.part(KEYS, shared=False) if self.placement.keyed else None
+        rows = start.memory.part(ROWS, shared=False)
+        arena = Arena(config.rows, self.placement, 0, config.run.seed, rows, keys)
         load_rows(config, arena, start)
         self.transport = LocalTables(arena, ArenaWriter(world.same_role_here), world.traffic)
 
@@ -68,6 +73,15 @@ class Tables:
         kind: MakeLookups = Lookups,
     ) -> Lookups:  # fmt: skip
         """Pull and push for one thread, ``through`` a transport other than the default if given; ``prefetched`` keeps
-        the rows pulled so far when its stream is interrupted.
+        the rows pulled so far when its stream is interrupted. Without it nothing is trained, so keys get no rows.
         """
-        return kind(through or self.transport, self.placement, self._options, thread, prefetched)
+        keys, features, keyed = None, len(self.placement.cardinalities), self.placement.keyed
+        if keyed:
+            keys = KeyLookup(self.transport, features, keyed, thread, counts=prefetched is not None)
+        return kind(through or self.transport, self.placement, self._options, thread, prefetched, keys)
+
+    def sweep(self, samples: int) -> list[KeyCounts]:
+        """While all trainers rest: let keyed tables free rows, after so many ``samples`` of all; what each holds."""
+        if not self.placement.keyed:
+            return []
+        return [KeyCounts(*counts) for counts in np.sum(self.transport.sweep(samples), axis=0).tolist()]

@@ -183,6 +183,7 @@ class Trainer:
             self._stop.agree()
         self._save_agreed = bool(wishes[1])
         self._cursor.gather_remaining(self.world.trainers)
+        self._sweep()
         self._came_to_rest = clock.wall
 
     def _run_threads(self, hogwild: Callable[[int, Trainer], None], help_lane: Callable[[int, Trainer], None]) -> None:
@@ -281,6 +282,16 @@ class Trainer:
         """Wait until every push of every trainer has been applied."""
         self.tables.transport.drain()
         wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to come to rest)")
+
+    def _sweep(self) -> None:
+        """Let dynamic tables free rows while all trainers rest. Scores, checkpoints and further training follow."""
+        if not self.tables.placement.keyed:
+            return
+        self._rest()
+        if self._results:
+            counts = self.tables.sweep(self._cursor.examples)
+            self._results.swept(dict(zip(self._reader.manifest.features.keyed, counts, strict=True)))
+        wait(self.world.trainers.ibarrier(), self.config.waiting, "the first trainer (to free rows of dynamic tables)")
 
     def _gathered(self, trainer: int, report: TrainerReport) -> None:
         """Take one trainer's report, on the first trainer; with its own it also exchanges status with the embedding

@@ -25,6 +25,10 @@ def parent_of(config: Config, manifest: Manifest) -> Parent | None:
     if not config.run.continue_from:
         return None
     run = Path(config.run.continue_from)
+    if config.embedding.keyed:
+        raise SettingsError(
+            f"run.continue_from = '{run}': rows of dynamic tables are not taken over by a new run yet: train without it"
+        )
     check_finished(run, Path(config.run.folder))
     state = store.read_manifest(run / MODEL).state
     check_settings(run, config)

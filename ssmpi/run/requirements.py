@@ -17,7 +17,8 @@ from ssmpi.core.settings import COUNT
 from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, read_manifest
-from ssmpi.embedding.placement import Placement, place
+from ssmpi.embedding.keyed_table import KeyMemory
+from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
 from ssmpi.model import custom_code
@@ -66,7 +67,7 @@ def splits_to_score(config: Config, manifest: Manifest, overridden: Collection[s
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
     """Which PS holds which rows. Table sizes come from the data's manifest or from ``tables_file``."""
     cardinalities = read_tables(tables_file) if tables_file else read_manifest(Path(config.data.folder)).cardinalities
-    return place(cardinalities, max(1, config.topology.embedding_ps))
+    return config.placement(cardinalities)
 
 
 def read_tables(path: Path) -> tuple[int, ...]:
@@ -104,7 +105,7 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     trainer = 4.0 * (4 * owned + held * (1 + topology.replica_lanes * own)) + topology.threads * (
         6.0 * features + block + activations
     )
-    rows = placement.most_rows * config.rows.row_bytes
+    rows = placement.most_rows * config.rows.row_bytes + key_memory(config, placement)
     mirrors = mirror_memory(config)
     trainer += mirrors.get(Role.TRAINER, 0.0)
     sync_ps = 8.0 * config.network.parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
@@ -121,7 +122,7 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     """
     if config.recovery.mode == "off":
         return {}
-    topology, rows = config.topology, float(placement.most_rows * config.rows.row_bytes)
+    topology, rows = config.topology, float(placement.most_rows * config.rows.row_bytes + key_memory(config, placement))
     state = 2 if config.dense.optimizer == "adagrad" else 1
     vectors = 4.0 * (held_parameters(config) + dense_parameters(config) * (state - 1 + round_cost(config).kept))
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
@@ -131,6 +132,11 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
         Role.SYNC_PS: state * 4.0 * config.network.parameters / max(1, topology.sync_ps),
     }
     return {role: own.get(role, 0.0) + HEADER for role in Role}
+
+
+def key_memory(config: Config, placement: Placement) -> int:
+    """Bytes of the maps from keys to rows of one PS, when they are full."""
+    return KeyMemory(config.embedding.dynamic, placement, 0).size
 
 
 def tracker_memory(config: Config, placement: Placement) -> int:

@@ -42,6 +42,7 @@ def export_since(run: Path, since: str, file: Path | None) -> int:
     atomic_file.check_replaceable(target, BEGIN)
     with atomic_file.whole(target) as beside:
         config, of_base = (checked(run, each) for each in (folder, base))
+        tensor_files.refuse_keys(config, folder)
         before, now = (DataOrigin.of_model(each, config.data.folder).cardinalities for each in (base, folder))
         if len(before) != len(now) or any(old > new for old, new in zip(before, now, strict=True)):
             raise DataError(f"{base}: has tables, or rows of them, that {folder} has not: export the whole model")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.config import Config
+from ssmpi.core.errors import DataError
 from ssmpi.core.protocols import RowLookup
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
@@ -35,6 +36,10 @@ def distinct_rows(config: Config) -> list[float]:
     """Distinct rows that a batch requests of each embedding PS: the mean over a few batches of the data."""
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     placement = placement_of(config)
+    if placement.keyed:
+        raise DataError(
+            f"{config.data.folder}: rows of a batch are counted by id, and this data has keys: leave --predict out"
+        )
     lookups = Lookups(_NoTransport(placement.servers), placement, config.rows, 0)
     size, counts = config.data.batch_size, [0.0] * placement.servers
     seen = 0

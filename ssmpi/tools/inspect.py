@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ssmpi.checkpoint import remedies, store
 from ssmpi.checkpoint.rows.records import read_rows
@@ -86,7 +88,7 @@ def contents(path: Path) -> str:
     state = manifest.state
     size = f"{len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB"
     if "topology" not in state:
-        return f"after {state['examples']:,} examples, {size}"
+        return f"after {state['examples']:,} examples{_keys(state)}, {size}"
     done, ranks = state["examples"] / max(state["expected_examples"], 1), state["topology"]
     servers = f"{ranks['embedding_ps']} embedding PSs, {ranks['sync_ps']} sync PSs"
     groups = f" in groups of {ranks['group']}" if ranks.get("group", 1) > 1 else ""
@@ -95,6 +97,15 @@ def contents(path: Path) -> str:
     last = {split: kept["last"]["ne"] for split, kept in state["evaluations"].items()}
     scores = "".join(f", {split} NE {'not known' if ne is None else f'{ne:.5f}'}" for split, ne in last.items())
     return (
-        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}, {size}, by {made_by} "
+        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}{_keys(state)}, {size}, by {made_by} "
         f"({state['algorithm']}), seed {state['identity']['run.seed']}"
+    )
+
+
+def _keys(state: Mapping[str, Any]) -> str:
+    """What dynamic tables hold, by feature; empty if there are none."""
+    return "".join(
+        f", {feature} {n['keys']:,} keys ({n['admitted']:,} admitted, {n['expired']:,} expired, {n['evicted']:,} "
+        "evicted)"
+        for feature, n in state.get("keys", {}).items()
     )

@@ -21,6 +21,7 @@ from ssmpi.run.requirements import (
     checkpoint_copies,
     composed,
     kept_memory,
+    key_memory,
     memory_of_ranks,
     mirror_memory,
     placement_of,
@@ -91,7 +92,20 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
             f"  {where}: {in_units(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an "
             "example: " + " ".join(names)
         )
+    if placement.keyed:
+        lines += _keyed(config, placement, features)
     return "\n".join(lines)
+
+
+def _keyed(config: Config, placement: Placement, features: Features) -> list[str]:
+    """About the dynamic tables among them, at their limit."""
+    dynamic, maps = config.embedding.dynamic, key_memory(config, placement)
+    collisions = dynamic.keys**2 / 2**65  # pairs of keys, each equal in one of 2^64 cases
+    return [
+        f"  dynamic: {', '.join(features.keyed)}: up to {dynamic.keys:,} keys each, all counted above; their maps "
+        f"take {in_units(maps)} of each PS more",
+        f"  of so many tokens {collisions:.2g} pairs are expected to share a 64-bit key",
+    ]
 
 
 def _floats(layout: RowLayout) -> str:

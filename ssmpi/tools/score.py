@@ -150,6 +150,11 @@ def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple
         saved.origin.check(source.prepared, reader.manifest)
         reader.check()
         return saved, source
+    if keyed := saved.origin.features.keyed:
+        raise DataError(
+            f"{source.path}: raw files have no keys, and this model was trained on those of {', '.join(keyed)}: name a "
+            "prepared folder of the same features"
+        )
     if source.schema:
         check_schema(source.schema, saved.origin)
     elif saved.origin.features != CRITEO:

@@ -17,8 +17,7 @@ from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.rows.store import RowStore, path_of
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
-from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import ROWS, Arena
+from ssmpi.embedding.table import KEYS, ROWS, Arena
 from ssmpi.files.log import log
 from ssmpi.files.run_files import checkpoint_number
 
@@ -60,15 +59,18 @@ class Reloaded:
     seconds: float = 0.0
 
 
-def arena_in(memory: RankMemory, config: Config, index: int, model: Path | None = None) -> tuple[Arena, Memory]:
-    """The rows of embedding PS ``index`` in its memory, surviving or initial ones, and the memory. The tables are those
-    of a saved ``model``, or of the run's data.
+def arena_in(
+    memory: RankMemory, config: Config, index: int, model: Path | None = None
+) -> tuple[Arena, Memory, Memory | None]:
+    """The rows of embedding PS ``index`` in its memory, surviving or initial ones, and the memory of rows and, with
+    keyed features, of their keys. The tables are those of a saved ``model``, or of the run's data.
     """
-    setting = config.data.folder
+    setting, shared = config.data.folder, config.embedding.transport != "messages"
     origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
-    placement = place(origin.cardinalities, config.topology.embedding_ps)
-    part = memory.part(ROWS, shared=config.embedding.transport != "messages")
-    return Arena(config.rows, placement, index, config.run.seed, part), part
+    placement = config.placement(origin.cardinalities)
+    rows = memory.part(ROWS, shared=shared)
+    keys = memory.part(KEYS, shared=shared) if placement.keyed else None
+    return Arena(config.rows, placement, index, config.run.seed, rows, keys), rows, keys
 
 
 def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], timeline: int) -> Reloaded:

@@ -64,5 +64,5 @@ def test_who_shares_a_host_shares_its_free_memory(tmp_path, monkeypatch, sharers
         pass
     assert "error" not in one.outcome()
     again = Arena(row_options(dim=4), place((1000,) * 26, 1), 0, seed=2)
-    again.load(tmp_path / "embedding-0000.h5")
+    again.load(tmp_path / "embedding-0000.h5", again.loading())
     np.testing.assert_array_equal(again.weights, arena.weights)

@@ -54,7 +54,9 @@ def test_any_placement_loads_what_any_other_saved(tmp_path, before, after, weigh
 def test_as_many_servers_as_saved_open_a_file_each(tmp_path, monkeypatch):
     """Else a resumed job of n PSs opens n * n files of a shared disk."""
     opened, load = [], Arena.load
-    monkeypatch.setattr(Arena, "load", lambda arena, path, **how: opened.append(path.name) or load(arena, path, **how))
+    monkeypatch.setattr(
+        Arena, "load", lambda arena, path, *a, **how: opened.append(path.name) or load(arena, path, *a, **how)
+    )
     save(arenas(3, seed=1), tmp_path)
     for server, arena in enumerate(arenas(3, seed=2)):
         load_tables(arena, tmp_path, server)

@@ -1,0 +1,120 @@
+"""The rows of a keyed table in a file: only those in use, with their keys, wherever they lay. Every PS takes the keys
+that hash to it, so that another number of PSs can load them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+
+from ssmpi.core.errors import DataError
+from ssmpi.embedding.key_kernels import ADMITTED, REFUSED, RESERVED, owners_of
+
+if TYPE_CHECKING:
+    from ssmpi.embedding.keyed_table import KeyedTable
+    from ssmpi.embedding.placement import Part
+
+ROWS_AT_A_TIME = 1 << 18  # when loading
+COUNTS = slice(ADMITTED, REFUSED + 1)  # of a table's head
+Values = tuple[np.ndarray, np.ndarray]  # weights float32 (rows, width) and state (rows, ...) of a part, maybe empty
+
+
+def reserved(part: Part) -> np.ndarray:
+    """The rows of a part that have the ids below RESERVED, int64."""
+    return np.arange(len(range(part.first, RESERVED, part.stride)))
+
+
+def datasets(
+    table: KeyedTable, part: Part, values: Values, whole: dict[str, Any]
+) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
+    """What to save of a part, as copies: ``table-TT-keys-first-stride/weights`` and ``state`` of the reserved rows and
+    of those in use, then ``keys``, ``seen`` of the latter, ``candidates`` (keys, 2) with their sightings, ``counts``.
+    """
+    used = table.in_use()
+    rows, group = np.concatenate([reserved(part), used]), f"table-{part.table:02}-keys-{part.first}-{part.stride}"
+    for name, array in zip(("weights", "state"), values, strict=True):
+        if array.size:
+            yield f"{group}/{name}", array[rows], whole
+    for name, array in (
+        ("keys", table.keys[used]), ("seen", table.seen[used]), ("candidates", table.candidates()),
+        ("counts", table.head[COUNTS].copy()),
+    ):  # fmt: skip
+        yield f"{group}/{name}", array, {}
+
+
+class KeyedLoad:
+    """What one part takes from saved files, until it has all of its keys."""
+
+    def __init__(self, table: KeyedTable, part: Part, values: Values) -> None:
+        self._table, self._part, self._values = table, part, values
+        self._left: set[int] | None = None  # stripes not read yet; None if nothing is known
+
+    @property
+    def done(self) -> bool:
+        """Whether no other file can have rows of this part."""
+        return self._left == set()
+
+    def take(self, path: Path, group: h5py.Group) -> None:
+        """Take what belongs here of a saved stripe; DataError if there is no room for it."""
+        first, stride = (int(group["weights"].attrs[name]) for name in ("first", "stride"))
+        if self._left is None:
+            self._left = {self._part.first} if stride == self._part.stride else set(range(stride))
+        if first not in self._left:
+            return
+        self._left.discard(first)
+        fixed = np.arange(first, RESERVED, stride)  # ids of its reserved rows
+        for source, id_ in enumerate(fixed.tolist()):
+            if id_ % self._part.stride == self._part.first:
+                self._set(group, np.array([source]), np.array([id_ // self._part.stride]))
+        keys = group["keys"][()]
+        mine = np.flatnonzero(owners_of(keys, self._part.stride) == self._part.first)
+        rows = self._table.place(keys[mine], group["seen"][()][mine])
+        if len(rows) < len(mine):
+            raise DataError(
+                f"{path}: {len(mine):,} keys of table {self._part.table} belong to one embedding PS, which has room for"
+                f" {len(rows):,} more: raise embedding.dynamic.keys, or set it back"
+            )
+        for start in range(0, len(mine), ROWS_AT_A_TIME):
+            some = slice(start, start + ROWS_AT_A_TIME)
+            self._set(group, len(fixed) + mine[some], rows[some])
+        self._take_counts(group, first)
+
+    def _take_counts(self, group: h5py.Group, first: int) -> None:
+        """Take the sightings of the candidates that hash here; and the counts of a stripe, once in all PSs."""
+        found = group["candidates"][()]
+        self._table.see(found[owners_of(found[:, 0], self._part.stride) == self._part.first])
+        if first % self._part.stride == self._part.first:
+            self._table.head[COUNTS] += group["counts"][()]
+
+    def _set(self, group: h5py.Group, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy rows of the file, ascending, to rows of the part."""
+        if not len(source):
+            return
+        low, high = int(source[0]), int(source[-1]) + 1
+        for name, array in zip(("weights", "state"), self._values, strict=True):
+            if array.size and name in group:
+                array[target] = group[name][low:high][source - low]
+
+
+@dataclass
+class Loading:
+    """What of a PS's rows is not loaded yet: how many ``rows`` of static tables, and its ``keyed`` tables by number."""
+
+    rows: int
+    keyed: dict[int, KeyedLoad]
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to load."""
+        return not self.rows and all(each.done for each in self.keyed.values())
+
+    def __str__(self) -> str:
+        """What is missing, in words."""
+        missing = [f"{self.rows:,} rows"] if self.rows else []
+        missing += [f"keys of table {table}" for table, each in self.keyed.items() if not each.done]
+        return " and ".join(missing)

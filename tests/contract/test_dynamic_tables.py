@@ -1,0 +1,188 @@
+"""Runs with rows by key against runs with ids: the same bits where the same rows are there, from any number of PSs, by
+shared memory and by messages, over kills and resumes.
+"""
+
+import h5py
+import numpy as np
+import pytest
+from datasets import FEW, make_dataset, make_keyed
+from faults import Kill
+from oracle import initial_row
+from runs import Run, train_over_threads, write_run_file
+from test_warm_start import train_with_kills
+
+from ssmpi.checkpoint import model_files
+from ssmpi.checkpoint.store import Store, read_manifest
+from ssmpi.comm import memory_file
+from ssmpi.config import load
+from ssmpi.core.errors import SettingsError
+from ssmpi.data.reader import SplitReader
+from ssmpi.roles.progress import Progress
+from ssmpi.run import run_folder
+
+KEYED = ("user", "item")
+SIZES = (400, 400, 20, 9, 50)
+ROWS = 2_000
+STEPS = ("data.batch_size=50", "embedding.prefetch=false", "data.passes=2", "evaluate.per_pass=2")
+DYNAMIC = ("embedding.table=dynamic", "embedding.dynamic.keys=400")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The same rows with ids, and with the ids of two features as keys."""
+    folder = tmp_path_factory.mktemp("rows")
+    ids = make_dataset(folder / "ids", ROWS, cardinalities=SIZES, features=FEW, shard=900)
+    return ids, make_keyed(folder / "keys", ids, KEYED)
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory, data):
+    """What training by ids gives."""
+    return train_over_threads(tmp_path_factory.mktemp("static"), data[0], *STEPS)
+
+
+def tables(run: Run, what="weights"):
+    """Rows by key of each keyed table, then whole static tables, from the files of all PSs."""
+    keyed, plain = {}, {}
+    for path in sorted(model_files.find(run.folder).glob("embedding-*.h5")):
+        with h5py.File(path) as saved:
+            for group in saved.values():
+                table = int(group["weights"].attrs["table"])
+                if "keys" not in group and what == "seen":
+                    continue
+                values = group[what][()]
+                if "keys" in group:
+                    keys = group["keys"][()].tolist()
+                    found = keyed.setdefault(table, {})
+                    assert not found.keys() & set(keys), "a key has one row"
+                    fixed = len(values) - len(keys)
+                    found |= dict(zip(keys, values[fixed:], strict=True))
+                    first, stride = (int(group["weights"].attrs[name]) for name in ("first", "stride"))
+                    found |= {f"id {first + k * stride}": values[k] for k in range(fixed)}
+                else:
+                    first, stride, rows = (int(group["weights"].attrs[a]) for a in ("first", "stride", "cardinality"))
+                    whole = plain.setdefault(table, np.full((rows, *values.shape[1:]), np.nan, np.float32))
+                    whole[first::stride] = values
+    return keyed, plain
+
+
+def check_same_rows(run, static):
+    """The rows of keys are those of the ids that they were; the shared row was not needed."""
+    for what in ("weights", "state"):
+        keyed, plain = tables(run, what)
+        whole = static.tables(what)
+        assert set(keyed) == {0, 1}
+        for table, rows in keyed.items():
+            assert {"id 0", "id 1"} <= set(rows), "the reserved rows are saved"
+            np.testing.assert_array_equal(rows.pop("id 0"), whole[table][0])
+            rows.pop("id 1")
+            assert len(rows) > 100
+            for key, values in rows.items():
+                np.testing.assert_array_equal(values, whole[table][key], err_msg=f"{what} of key {key}")
+        for table, values in plain.items():
+            np.testing.assert_array_equal(values, whole[table])
+
+
+def check_same(run, static):
+    np.testing.assert_array_equal(run.losses(), static.losses())
+    for name, values in static.dense().items():
+        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
+    check_same_rows(run, static)
+
+
+@pytest.mark.parametrize("transport", ["shared", "messages"])
+@pytest.mark.parametrize("servers", [0, 1, 2, 3])
+def test_rows_by_key_are_rows_by_id_to_the_bit(tmp_path, data, static, servers, transport):
+    if not servers and transport == "messages":
+        pytest.skip("nothing to send")
+    run = train_over_threads(
+        tmp_path, data[1], *STEPS, *DYNAMIC, f"topology.embedding_ps={servers}", f"embedding.transport={transport}"
+    )
+    check_same(run, static)
+    counts = run.result["keys"]
+    keyed, _ = tables(run)
+    assert {name: each["keys"] for name, each in counts.items()} == {
+        name: len(keyed[table]) - 2 for table, name in enumerate(KEYED)
+    }
+
+
+def test_another_number_of_servers_resumes_the_same_rows(tmp_path, data, static):
+    """Keys move by their hash: a checkpoint of two PSs in the midst of the run, resumed with three and with one."""
+    common = (*STEPS, *DYNAMIC, "checkpoint.every_examples=1500")
+    before = train_over_threads(tmp_path, data[1], *common, "topology.embedding_ps=2")
+    checkpoints = Store(before.folder).committed()
+    assert checkpoints
+    assert read_manifest(checkpoints[-1]).state["examples"] < 2 * ROWS
+    for servers in (3, 1):
+        run = train_over_threads(tmp_path, data[1], *common, f"topology.embedding_ps={servers}", resume=True)
+        check_same_rows(run, static)
+        for name, values in static.dense().items():
+            np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("servers", [0, 2])
+def test_a_killed_run_goes_on_with_its_keys(tmp_path, data, static, servers, monkeypatch):
+    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)  # pretended ranks share a process
+    kills = [Kill(Progress, "record", 11), Kill(Progress, "record", 31)]
+    run = train_with_kills(tmp_path, data[1], kills, *STEPS, *DYNAMIC, f"topology.embedding_ps={servers}")
+    check_same_rows(run, static)
+    for name, values in static.dense().items():
+        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
+
+
+def lookups_of(folder):
+    """How often each key of the keyed features occurs in the training rows."""
+    reader = SplitReader(folder, "train", ROWS)
+    keys = np.concatenate([reader.read(block).keys for block in reader.blocks])
+    return [dict(zip(*np.unique(column, return_counts=True), strict=True)) for column in keys.T]
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_a_key_is_admitted_at_its_nth_lookup(tmp_path, data, servers):
+    settings = ("embedding.dynamic.admit_after=5", f"topology.embedding_ps={servers}")
+    run = train_over_threads(tmp_path, data[1], *STEPS, *DYNAMIC, *settings)
+    keyed, _ = tables(run)
+    for table, times in enumerate(lookups_of(data[1])):
+        often = {int(key) for key, count in times.items() if key and 2 * count >= 5}
+        assert {key for key in keyed[table] if isinstance(key, int)} == often
+        assert 0 < len(often) < len(times)
+        shared = initial_row(load(run.folder / "run.toml").run.seed, table, 1, 8, 400)
+        assert not np.array_equal(keyed[table]["id 1"], np.array(shared, np.float32)), "the shared row has learned"
+
+
+def test_a_full_table_refuses_evicts_and_says_so(tmp_path, data, caplog):
+    settings = ("embedding.table=dynamic", "embedding.dynamic.keys=40", "topology.embedding_ps=1")
+    run = train_over_threads(tmp_path, data[1], *STEPS, *settings)
+    for counts in run.result["keys"].values():
+        assert counts["refused"] > 0
+        assert counts["evicted"] > 0
+        assert counts["keys"] <= 40
+    assert "the table of user was full" in caplog.text
+
+
+def test_what_is_not_seen_expires(tmp_path, data):
+    settings = ("embedding.dynamic.expire_after_examples=1", "topology.embedding_ps=2")
+    run = train_over_threads(tmp_path, data[1], *STEPS, *DYNAMIC, *settings)
+    keyed, _ = tables(run, "seen")
+    for table in (0, 1):
+        found = {date for key, date in keyed[table].items() if isinstance(key, int)}
+        assert found == {2 * ROWS}, "only what the last part looked up is left"
+    assert all(counts["expired"] > 0 for counts in run.result["keys"].values())
+
+
+@pytest.mark.parametrize(
+    ("which", "settings", "message"),
+    [
+        (1, (), "set embedding.table = .dynamic."),
+        (0, DYNAMIC, "this data has none"),
+        (0, ("embedding.dynamic.keys=7",), "embedding.dynamic is for embedding.table"),
+        (1, (*DYNAMIC, "checkpoint.priority=mfu"), "saves rows by number"),
+        (1, ("embedding.table=hashed",), "table is 'static' or 'dynamic'"),
+        (1, ("embedding.table=dynamic", "embedding.dynamic.keys=0"), "keys must be at least 1"),
+        (1, ("embedding.table=dynamic", "embedding.dynamic.admit_after=-1"), "admit_after must be at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_are_refused(tmp_path, data, which, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        run_folder.check(write_run_file(tmp_path, data[which], *settings), 2)

@@ -1,0 +1,228 @@
+"""Rows by key against plain dictionaries: who is admitted, what expires, what a full table frees, and kills."""
+
+import mmap
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import initial_row
+
+from ssmpi.compiled.kernel_args import KernelArgs
+from ssmpi.core.errors import SettingsError
+from ssmpi.embedding import key_kernels as kernels
+from ssmpi.embedding import key_lookup_kernels
+from ssmpi.embedding.dynamic_options import DynamicOptions
+from ssmpi.embedding.keyed_table import Beginning, KeyedTable
+
+WIDTH, ROWS = 3, 10
+BEGIN = Beginning(seed=7, table=4, vector=2, bound=0.25, state=0.5)  # two floats and a first-order weight
+
+
+def table_over(options, memory=None, values=None, kept=False, rows=ROWS):
+    memory = np.zeros(options.bytes_beside(rows), np.uint8) if memory is None else memory
+    values = values or (np.full((rows, WIDTH), 9.0, np.float32), np.full((rows, 2), 9.0, np.float32))
+    return KeyedTable(options, memory, values, BEGIN, kept=kept), values, memory
+
+
+@dataclass
+class Oracle:
+    """The rules in plain Python: the date by key, sightings by key; None is seen since the last pause."""
+
+    options: DynamicOptions
+    room: int
+    dates: dict = field(default_factory=dict)
+    sightings: dict = field(default_factory=dict)
+    full: bool = False
+
+    def look_up(self, key, times):
+        """Whether the key has a row now."""
+        if key not in self.dates:
+            self.sightings[key] = self.sightings.get(key, 0) + times
+            if self.sightings[key] < self.options.admit_after:
+                return False
+            if len(self.dates) == self.room:
+                self.full = True
+                return False
+            self.sightings[key] = 0
+        self.dates[key] = None
+        return True
+
+    def pause(self, now, row_of):
+        most = self.options.expire_after_examples
+        self.dates = {key: now if date is None else date for key, date in self.dates.items()}
+        self.dates = {key: date for key, date in self.dates.items() if not most or now - date <= most}
+        if self.full:
+            surplus = len(self.dates) - (self.room - max(1, self.room // 8))
+            oldest = sorted(self.dates, key=lambda key: (self.dates[key], row_of[key]))
+            for key in oldest[: max(0, surplus)]:
+                del self.dates[key]
+        self.full = False
+
+
+BATCHES = st.lists(
+    st.one_of(
+        st.lists(st.tuples(st.integers(1, 30), st.integers(1, 3)), max_size=12, unique_by=lambda pair: pair[0]),
+        st.integers(1, 40),  # a pause after so many more examples
+        st.just("kill"),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(BATCHES, st.integers(1, 3), st.sampled_from([0, 20, 60]))
+def test_rows_come_and_go_as_in_plain_dictionaries(stream, after, most):
+    options = DynamicOptions(keys=ROWS - 2, admit_after=after, expire_after_examples=most)
+    table, values, memory = table_over(options)
+    oracle, now = Oracle(options, ROWS - 2), 0
+    for each in stream:
+        if each == "kill":  # what a new process finds; nothing of the old one's is lost but what it never wrote
+            table, *_ = table_over(options, memory, values, kept=True)
+        elif isinstance(each, int):
+            now += each
+            oracle.pause(now, {int(table.keys[row]): row for row in table.in_use()})
+            table.sweep(now)
+        elif each:
+            keys, times = (np.array(column, np.int64) for column in zip(*each, strict=True))
+            rows = table.resolve(keys, times)
+            expected = [oracle.look_up(int(key), int(count)) for key, count in each]
+            assert [row != kernels.NOT_FOUND for row in rows] == expected
+        held = {int(table.keys[row]): int(table.seen[row]) for row in table.in_use()}
+        assert held == {key: kernels.SEEN if date is None else date for key, date in oracle.dates.items()}
+        assert table.counts.keys == len(held)
+    found = table.resolve(np.arange(1, 31), np.zeros(30, np.int64))  # only looks up
+    assert {key + 1 for key in np.flatnonzero(found >= 0)} == set(oracle.dates)
+    for key, row in zip(range(1, 31), found, strict=True):
+        if row >= 0:
+            check_values(values, row, key)
+
+
+def check_values(values, row, key):
+    """The row begins as the counter-based generator says for its key."""
+    vector = initial_row(BEGIN.seed, BEGIN.table, key % 2**64, 2, 16)  # 1 / sqrt(16) is the bound
+    np.testing.assert_array_equal(values[0][row], np.array([*vector, 0.0], np.float32))
+    np.testing.assert_array_equal(values[1][row], np.float32(BEGIN.state))
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1).filter(bool), max_size=40, unique=True), st.integers(1, 5))
+@settings(max_examples=50, deadline=None)
+def test_a_batch_is_translated_by_mapped_maps_and_by_asking(keys, servers):
+    """Some PSs are mapped, the others asked: ids are row * PSs + PS, 0 for missing."""
+    tables = [table_over(DynamicOptions(keys=60), rows=62)[0] for _ in range(servers)]
+    nothing = np.empty(0, np.int64)
+    mapped = [t.slots if p % 2 == 0 else nothing for p, t in enumerate(tables)]
+    dates = [t.seen if p % 2 == 0 else nothing for p, t in enumerate(tables)]
+    maps = KernelArgs((), [array for pair in zip(mapped, dates, strict=True) for array in pair])
+    batch = np.array([0, *keys, *keys[:3]], np.int64).reshape(-1, 1)
+    ids, columns = np.full((len(batch), 2), 77, np.int32), np.array([1])
+    expected = {}
+    for _ in range(2):
+        unknown = np.empty(batch.size, np.int64)
+        missed = key_lookup_kernels.ids_of(maps.words, servers, batch, columns, ids, unknown, True)
+        unknown, inverse = unknown[:missed], np.empty(missed, np.int64)
+        asked = np.empty((missed, 3), np.int64)
+        starts = key_lookup_kernels.group(batch, unknown, servers, asked, inverse)
+        answers = np.empty(missed, np.int32)
+        for p, table in enumerate(tables):
+            mine = slice(starts[p], starts[p + 1])
+            rows = table.resolve(asked[mine, 0].copy(), asked[mine, 2].copy())
+            answers[mine] = rows * servers + p
+            expected |= {int(key): int(row) * servers + p for key, row in zip(asked[mine, 0], rows, strict=True)}
+        key_lookup_kernels.fill_in(ids, unknown, answers, inverse, columns)
+        assert ids[:, 1].tolist() == [0, *(expected[key] for key in [*keys, *keys[:3]])]
+        assert set(ids[:, 0]) == {77}
+    seen = {int(key) for table in tables for key in table.keys[table.in_use()]}
+    assert seen == set(keys)
+    assert all((table.seen[table.in_use()] == kernels.SEEN).all() for table in tables)
+
+
+def test_a_probability_admits_that_share_of_sightings():
+    options = DynamicOptions(keys=40_000, admit_probability=0.25)
+    table, *_ = table_over(options, rows=40_002)
+    rows = table.resolve(np.arange(1, 40_001), np.ones(40_000, np.int64))
+    assert abs(np.mean(rows >= 0) - 0.25) < 6 * np.sqrt(0.25 * 0.75 / 40_000)
+    again = table.resolve(np.arange(1, 40_001), np.full(40_000, 2))
+    expected = 1 - 0.75**3
+    assert abs(np.mean(again >= 0) - expected) < 6 * np.sqrt(expected * (1 - expected) / 40_000)
+
+
+def test_a_full_table_shares_frees_the_oldest_and_says_how_many():
+    options = DynamicOptions(keys=16)
+    table, *_ = table_over(options, rows=18)
+    table.resolve(np.arange(1, 17), np.ones(16, np.int64))
+    table.sweep(100)
+    table.resolve(np.arange(5, 17), np.ones(12, np.int64))
+    assert table.resolve(np.arange(17, 20), np.ones(3, np.int64)).tolist() == [kernels.NOT_FOUND] * 3
+    table.sweep(200)
+    assert sorted(table.keys[table.in_use()]) == list(range(3, 17)), "an eighth is free: keys 1 and 2 were oldest"
+    assert (table.counts.evicted, table.counts.refused) == (2, 3)
+    assert (table.resolve(np.arange(17, 19), np.ones(2, np.int64)) >= 0).all()
+
+
+def test_saved_keys_take_their_places():
+    options = DynamicOptions(keys=6)
+    table, values, _ = table_over(options, rows=8)
+    rows = table.place(np.array([50, -3, 8]), np.array([5, 6, 7]))
+    np.testing.assert_array_equal(table.resolve(np.array([8, -3, 50, 9]), np.zeros(4, np.int64)), [*rows[::-1], -1])
+    assert (values[0][rows] == 9.0).all(), "its values are the caller's"
+    assert len(table.place(np.arange(100, 110), np.zeros(10, np.int64))) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"keys": 0}, "keys must be at least 1"),
+        ({"admit_after": 0}, "admit_after must be at least 1"),
+        ({"admit_probability": 0.0}, "admit_probability must be above 0"),
+        ({"admit_after": 2, "admit_probability": 0.5}, "exclude each other"),
+        ({"expire_after_examples": -1}, "expire_after_examples must be at least 0"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong, message):
+    with pytest.raises(SettingsError, match=message):
+        DynamicOptions(**wrong)
+
+
+def churn(table, seed):
+    """Look up, admit, expire and evict without end."""
+    generator, now = np.random.default_rng(seed), 0
+    while True:
+        for _ in range(3):
+            keys = np.unique(generator.integers(1, 4_000, 200))
+            table.resolve(keys, np.ones(len(keys), np.int64))
+        now += 100
+        table.sweep(now)
+
+
+@pytest.mark.parametrize("kills", [20, pytest.param(500, marks=pytest.mark.soak)])
+def test_a_kill_at_any_moment_leaves_whole_rows(kills):
+    options = DynamicOptions(keys=1_000, admit_after=2, expire_after_examples=300)
+    rows = options.rows(1)
+    memory = np.frombuffer(mmap.mmap(-1, options.bytes_beside(rows)), np.uint8)
+    shared = np.frombuffer(mmap.mmap(-1, 4 * rows * (WIDTH + 2)), np.float32)
+    values = shared[: rows * WIDTH].reshape(rows, WIDTH), shared[rows * WIDTH :].reshape(rows, 2)
+    table, *_ = table_over(options, memory, values, rows=rows)
+    table.resolve(np.array([1]), np.array([1]))  # compiled before the first fork
+    table.sweep(1)
+    generator, seen = np.random.default_rng(3), set()
+    for number in range(kills):
+        child = os.fork()
+        if not child:
+            churn(table, number)
+        time.sleep(0.002 + 0.02 * generator.random())
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        table, *_ = table_over(options, memory, values, kept=True, rows=rows)
+        used = table.in_use()
+        keys = table.keys[used]
+        assert len(np.unique(keys)) == len(keys) == table.counts.keys
+        np.testing.assert_array_equal(table.resolve(keys.copy(), np.zeros(len(keys), np.int64)), used)
+        for row in used[generator.integers(0, len(used), 5)] if len(used) else ():
+            check_values(values, row, int(table.keys[row]))
+        seen.add((len(keys), int(table.head[kernels.EXPIRED])))
+    assert len(seen) > kills // 2, "it was killed at different moments"
