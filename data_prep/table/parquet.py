@@ -14,12 +14,14 @@ from pyarrow import parquet
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.ranks import BadRowError, RawDataError
 from data_prep.raw.sources import CHANGED
+from data_prep.table.arrow_strings import ARROW, missing_values
 from data_prep.table.files import require_columns
-from data_prep.table.rows import ARROW, Place, TableFormat, TableRows, without
+from data_prep.table.rows import Place, TableFormat, TableRows, without
 from data_prep.table.schema import INTEGER, NUMBER, STRING, TIMESTAMP, Schema
 from ssmpi.core.errors import DataError
 
 BATCH_ROWS = 1 << 14
+READ_ROWS = 1 << 16  # a dictionary comes anew with each read: so one serves several batches
 READ_BYTES = 1 << 20
 MAGIC = b"PAR1"
 
@@ -86,7 +88,7 @@ class ParquetTable(TableFormat):
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         super().__init__(schema, seed, only_train)
         self._kinds = schema.kinds()
-        self._missing = pa.array([value.encode() for value in schema.missing], ARROW[STRING])
+        self._missing = missing_values(schema)
         self._metadata = [self._open(source) for source in sources]
 
     def units(self, job: Preparation) -> list[Unit]:
@@ -120,9 +122,11 @@ class ParquetTable(TableFormat):
         if source.path.stat().st_size != source.size:
             raise RawDataError(CHANGED.format(source.path))
         try:
-            with parquet.ParquetFile(source.path) as file:
-                yield from file.iter_batches(
-                    BATCH_ROWS, list(range(groups.first, groups.last)), columns=list(self._kinds), use_threads=False
+            with parquet.ParquetFile(source.path, read_dictionary=self._builder.hashed_strings) as file:
+                yield from _cut(
+                    file.iter_batches(
+                        READ_ROWS, list(range(groups.first, groups.last)), columns=list(self._kinds), use_threads=False
+                    )
                 )
         except (pa.ArrowException, OSError) as error:
             raise RawDataError(f"{source.path}: damaged Parquet file ({error}); fetch it again") from error
@@ -137,6 +141,9 @@ class ParquetTable(TableFormat):
                 for row in np.flatnonzero((values != np.floor(values)) & ~np.isnan(values)):
                     bad[int(row)] = f"value of {name}", f"{name} is {values[row]}, not an integer; repair the row"
                 column = pa.array(np.floor(values), from_pandas=True)
+            if name in self._builder.hashed_strings and pa.types.is_dictionary(column.type):
+                columns[name] = column  # the builder looks at its distinct values alone
+                continue
             columns[name] = column.cast(ARROW[kind])
             if kind == STRING and self.schema.missing:
                 gone = pc.is_in(columns[name], self._missing)
@@ -175,6 +182,27 @@ class ParquetTable(TableFormat):
                     f"that {self.schema.path} says; {remedy}"
                 )
         return metadata
+
+
+def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of ``BATCH_ROWS``, wherever row groups end: sums of moments depend on it."""
+    rest: pa.RecordBatch | None = None
+    for batch in batches:
+        if rest is not None:
+            head = batch.slice(0, BATCH_ROWS - rest.num_rows)
+            joined = pa.Table.from_batches([rest, head]).combine_chunks().to_batches()[0]
+            batch, rest = batch.slice(head.num_rows), None
+            if joined.num_rows < BATCH_ROWS:
+                rest = joined
+                continue
+            yield joined
+        whole = batch.num_rows // BATCH_ROWS * BATCH_ROWS
+        for at in range(0, whole, BATCH_ROWS):
+            yield batch.slice(at, BATCH_ROWS)
+        if whole < batch.num_rows:
+            rest = batch.slice(whole)
+    if rest is not None:
+        yield rest
 
 
 def _fits(found: pa.DataType, kind: str) -> bool:

@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 from data_prep.preparation import RawSource, RowFormat, Rows, Tally
 from data_prep.ranks import RawDataError
 from data_prep.shards.shard_layout import draw_shards
-from data_prep.table.schema import INTEGER, NUMBER, REFUSE, STRING, TIMESTAMP, Label, Schema
-from ssmpi.compiled.jit import njit
+from data_prep.table.arrow_strings import EncodedStrings, tokens_of
+from data_prep.table.schema import REFUSE, STRING, Label, Schema
 from ssmpi.data.schema import SPLITS
 
-ARROW = {NUMBER: pa.float64(), INTEGER: pa.int64(), STRING: pa.binary(), TIMESTAMP: pa.timestamp("us")}
 ROW_BITS, PIECE_BITS = 27, 21  # of the numbers that random splits are drawn for
 DRAWS = 1 << 30
 SALT = 0x5EED
@@ -32,19 +31,6 @@ OPERATORS = {
     "<": np.less,
 }
 Problem = tuple[str, str]  # the reason; what was found and the remedy
-
-
-@njit(cache=True, nogil=True)
-def hash_strings(offsets: np.ndarray, content: np.ndarray, out: np.ndarray) -> None:
-    """64-bit hashes (FNV-1a, and the last mixing steps of splitmix64) of strings: uint64 (rows,) from offsets int32
-    (rows + 1,) into ``content`` uint8."""
-    for row in range(out.size):
-        z = np.uint64(0xCBF29CE484222325)
-        for at in range(offsets[row], offsets[row + 1]):
-            z = (z ^ np.uint64(content[at])) * np.uint64(0x100000001B3)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        out[row] = z ^ (z >> np.uint64(31))
 
 
 @dataclass
@@ -117,6 +103,11 @@ class RowBuilder:
 
     def __init__(self, schema: Schema, seed: int, only_train: bool) -> None:
         self.schema, self._seed, self._only_train = schema, seed, only_train
+        self._encoded = EncodedStrings(schema)
+        others = {schema.label.column if schema.label else "", schema.split.column, schema.time}
+        self.hashed_strings = [
+            name for name, column in schema.categorical.items() if column.type == STRING and name not in others
+        ]  # of which nothing but hashes is needed
 
     def build(self, columns: Mapping[str, pa.Array], rows: int, place: Place) -> tuple[TableRows, dict[int, Problem]]:
         """The rows, and what is wrong with the bad ones. Advances ``place`` to the end of these rows."""
@@ -129,8 +120,11 @@ class RowBuilder:
         tokens = np.empty((len(schema.categorical), rows), dtype=np.uint64)
         absent = np.empty(tokens.shape, dtype=np.uint8)
         for f, name in enumerate(schema.categorical):
+            if pa.types.is_dictionary(columns[name].type):
+                tokens[f], absent[f] = self._encoded.tokens(name, columns[name])
+                continue
             absent[f] = columns[name].is_null().to_numpy(zero_copy_only=False)
-            tokens[f] = _tokens(columns[name])
+            tokens[f] = tokens_of(columns[name])
         label = self._labels(columns, bad) if schema.label else np.zeros(rows, dtype=np.uint8)
         times = _numbers(columns[schema.time]) if schema.sorted or schema.split.by == "time" else None
         split = self._splits(columns, times, rows, place, bad)
@@ -236,19 +230,6 @@ def _numbers(column: pa.Array) -> np.ndarray:
         column = column.cast(pa.int64())
     found: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return found
-
-
-def _tokens(column: pa.Array) -> np.ndarray:
-    """uint64 (rows,): integers as they are, hashes of strings; anything where missing."""
-    if not pa.types.is_binary(column.type):
-        integers: np.ndarray = column.fill_null(0).to_numpy(zero_copy_only=False)
-        return integers.view(np.uint64)
-    _, offsets, content = column.buffers()
-    hashes = np.empty(len(column), dtype=np.uint64)
-    if len(column):
-        starts = np.frombuffer(offsets, dtype=np.int32, count=len(column) + 1, offset=4 * column.offset)
-        hash_strings(starts, np.frombuffer(content or b"", dtype=np.uint8), hashes)
-    return hashes
 
 
 class TableFormat(RowFormat):

@@ -380,3 +380,35 @@ def test_a_guess_offers_a_split_by_dates(tmp_path):
     path.write_text(text)
     assert main(["table", "--schema", str(path), str(file), "-o", str(tmp_path / "out")]) == 0
     assert [split.rows for split in read_manifest(tmp_path / "out").splits.values()] == [480, 60, 60]
+
+
+@pytest.mark.parametrize("encoded", [True, False, ["shop"]])
+def test_encoded_strings_of_parquet_are_those_of_text(tmp_path, monkeypatch, encoded):
+    """Row groups, reads and batches that end at different rows; strings, missing ones too, in dictionaries or not."""
+    from pyarrow import parquet as arrow_parquet
+
+    from data_prep.table import parquet
+
+    monkeypatch.setattr(parquet, "READ_ROWS", 64)
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 48)
+    file = write_parquet(tmp_path / "a.parquet")
+    arrow_parquet.write_table(arrow_parquet.read_table(file), file, row_group_size=130, use_dictionary=encoded)
+    schema = COLUMNS + BY_TIME + '[table]\nmissing = ["", "s3", "\u00eftem-2"]\n'
+    assert prepare(tmp_path, file, schema, name="parquet") == 0
+    assert prepare(tmp_path, write_csv(tmp_path / "a.csv"), schema, "--no-shuffle", name="csv") == 0
+    assert prepare(tmp_path, file, schema, "--no-shuffle", name="ordered") == 0
+    same(load(tmp_path / "ordered"), load(tmp_path / "csv"))
+    assert (load(tmp_path / "csv")["train"][0] == 0).any()
+
+
+def test_batches_are_of_equal_rows_wherever_row_groups_end(tmp_path, monkeypatch):
+    import pyarrow as pa
+
+    from data_prep.table import parquet
+
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 10)
+    reads = [3, 4, 25, 1, 10, 9, 2]
+    texts = [pa.array([f"{i}-{j}" for j in range(n)]).dictionary_encode() for i, n in enumerate(reads)]
+    cut = list(parquet._cut(iter([pa.RecordBatch.from_arrays([text], ["a"]) for text in texts])))
+    assert [batch.num_rows for batch in cut] == [10, 10, 10, 10, 10, 4]
+    assert [v for b in cut for v in b["a"].to_pylist()] == [f"{i}-{j}" for i, n in enumerate(reads) for j in range(n)]
