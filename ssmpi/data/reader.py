@@ -71,6 +71,11 @@ class SplitReader:
             self.shards = self.manifest.split(split).shards
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
+        if names := self.manifest.features.list_names:
+            raise DataError(
+                f"{folder}: {', '.join(names)} {'have lists' if len(names) > 1 else 'has a list'} of ids in each row. "
+                "Such data can be written and verified, but not trained on or scored yet: prepare it with one id a row"
+            )
         self.rows = sum(entry.rows for entry in self.shards)
         self._found: dict[int, dict[str, tuple[int, int]]] = {}
         self.blocks = [

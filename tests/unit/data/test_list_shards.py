@@ -134,10 +134,16 @@ def test_one_bit_of_any_list_column_is_found(copy, name):
 
 def test_a_shard_without_a_list_column_is_refused(copy):
     """As one of another data set would be."""
+    manifest = read_manifest(copy)
     with h5py.File(copy / SHARD, "r+") as shard:
         shard.move("list_weights", "weights")
     with pytest.raises(DataError, match=r"not the shard that the manifest names .*'list_weights': \('float32'"):
-        SplitReader(copy, "train", 100).check()
+        columns.extents(copy, manifest.splits["train"].shards[0], manifest)
+
+
+def test_training_refuses_them(data):
+    with pytest.raises(DataError, match=r"genres, tags, words have lists of ids in each row\. Such data can be written and verified, but not"):
+        SplitReader(data, "train", 100)
 
 
 @pytest.mark.parametrize(
