@@ -142,7 +142,10 @@ def test_a_shard_without_a_list_column_is_refused(copy):
 
 
 def test_training_refuses_them(data):
-    with pytest.raises(DataError, match=r"genres, tags, words have lists of ids in each row\. Such data can be written and verified, but not"):
+    with pytest.raises(
+        DataError,
+        match=r"genres, tags, words have lists of ids in each row\. Such data can be written and verified, but not",
+    ):
         SplitReader(data, "train", 100)
 
 
