@@ -49,6 +49,12 @@ def files(runs, tmp_path_factory):
 
 
 @pytest.fixture
+def undrawn(files, monkeypatch):
+    """Pages whose pictures are made and not drawn, for a test of words; drawing is most of a page's time."""
+    monkeypatch.setattr(figures, "render", lambda figure, form: b"<svg/>")
+
+
+@pytest.fixture
 def broken(runs, tmp_path):
     """A copy of a whole run, to break."""
     return shutil.copytree(runs[0], tmp_path / "broken")
@@ -129,7 +135,7 @@ def test_a_page_says_what_was_sent(runs, files):
     assert f" {found['rows_in_place']:,.0f} " in Page(files[0]).text.partition("Traffic")[2]
 
 
-def test_a_page_has_every_evaluation_of_a_run(runs, tmp_path):
+def test_a_page_has_every_evaluation_of_a_run(runs, undrawn, tmp_path):
     result = json.loads((runs[0] / "result.json").read_text())
     page = Page(write([runs[0]], tmp_path / "page.html")[0])
     assert "Run run" in page.text
@@ -142,7 +148,7 @@ def test_a_page_has_every_evaluation_of_a_run(runs, tmp_path):
     assert result["kept"] == "last"
 
 
-def test_a_page_says_how_a_run_went_on_after_kills(broken, tmp_path):
+def test_a_page_says_how_a_run_went_on_after_kills(broken, undrawn, tmp_path):
     RecoveryState(broken).begin_start("launch")
     partial = {"how": "partial", "lost": "the memory of embedding_ps 1 is lost (gone)", "seconds": {"ranks": 1.5}}
     costs = {"examples": 5_000, "batches_repeated": 2, "rows_reloaded": 9_903, "samples_lost": 892, "pls": 0.0372}
@@ -237,7 +243,7 @@ def reported(capsys, *words):
     return left.value.code, capsys.readouterr().err
 
 
-def test_what_cannot_be_read_is_said_and_the_rest_shown(runs, broken, tmp_path, capsys):
+def test_what_cannot_be_read_is_said_and_the_rest_shown(runs, broken, undrawn, tmp_path, capsys):
     out = tmp_path / "page.html"
     assert reported(capsys, runs[0], runs[2], "--out", out) == (0, "")
     with (broken / "metrics.jsonl").open("a") as lines:
@@ -253,7 +259,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_shown(runs, broken, tmp_path, 
     assert all(sentence in Page(out).text for sentence in read(broken).missing)
 
 
-def test_a_run_with_nothing_to_show_is_an_error_after_the_page(runs, broken, tmp_path, capsys):
+def test_a_run_with_nothing_to_show_is_an_error_after_the_page(runs, broken, undrawn, tmp_path, capsys):
     out = tmp_path / "page.html"
     (broken / "metrics.jsonl").write_text("garbage\n")
     (broken / "result.json").write_text("{")
@@ -285,7 +291,7 @@ def test_a_broken_run_does_not_spoil_the_page_of_the_others(runs, broken, tmp_pa
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_quality_on_another_split_is_not_in_the_table_of_the_test_split(runs, broken, tmp_path, order):
+def test_quality_on_another_split_is_not_in_the_table_of_the_test_split(runs, broken, undrawn, tmp_path, order):
     result = json.loads((broken / "result.json").read_text())
     del result["evaluations"]["test"]  # stopped before the final evaluation
     (broken / "result.json").write_text(json.dumps({**result, "status": "stopped"}))
@@ -296,7 +302,7 @@ def test_quality_on_another_split_is_not_in_the_table_of_the_test_split(runs, br
     assert f"{(ne + validation) / 2:.5f}" not in table
 
 
-def test_a_run_that_is_named_by_two_paths_counts_once(runs, tmp_path, capsys, monkeypatch):
+def test_a_run_that_is_named_by_two_paths_counts_once(runs, undrawn, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(runs[0].parent)
     out = tmp_path / "page.html"
     assert reported(capsys, runs[2], runs[0].name, runs[0], "--out", out) == (0, "")
@@ -321,7 +327,7 @@ def test_what_is_no_run_is_refused(tmp_path, make, said):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_what_a_run_says_is_not_taken_for_markup(runs, tmp_path):
+def test_what_a_run_says_is_not_taken_for_markup(runs, undrawn, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "<script>alert(1)</script>")
     page = write([run, runs[1]], tmp_path / "page.html")[0]
     assert "<script" not in page.read_text()
