@@ -24,5 +24,5 @@ run lint-imports
 run shellcheck -x jobs/*.sh jobs/*.sbatch jobs/studies/*.sh .ci/run
 wait "$compiling"
 wait
-# Three files at a time on two cores, because half of the time tests wait; the longest begin first (tests/conftest.py).
-run pytest -rfEs -n 3 --dist loadfile --no-loadscope-reorder "$@"
+# Four files at a time on two cores, because much of the time tests wait; the longest begin first (tests/conftest.py).
+run pytest -rfEs -n 4 --dist loadfile --no-loadscope-reorder "$@"
