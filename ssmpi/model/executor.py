@@ -13,6 +13,7 @@ from ssmpi.compiled.aligned import aligned
 from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import KernelArgs, array_at
 from ssmpi.model import blas, brgemm, gemm, kernels, onednn_gemm
+from ssmpi.model.dense_optimizers import at_step, update
 from ssmpi.model.gemm import Gemm
 from ssmpi.model.instructions import deferrable, run
 from ssmpi.model.messages import NOBODY, Channel, Mail
@@ -77,7 +78,7 @@ class CompiledStep:
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The returned arrays are valid until the next call. Some gradients are deferred to ``finish`` or
-        ``adagrad``.
+        ``update``.
         """
         logits, by_rows = self.results.of(rows)
         run_step(self.args.words, dense, rows, labels, logits, by_rows, True)
@@ -95,14 +96,16 @@ class CompiledStep:
         if self._deferred[EXAMPLES]:
             finish(self.args.words, 0)
 
-    def adagrad(self, state: np.ndarray, rate: float, epsilon: float) -> None:
-        """Apply ``kernels.adagrad`` to all weights. Deferred gradients may never be written to ``gradients``."""
-        _adagrad(self.args.words, state, rate, epsilon)
+    def update(self, optimizer: np.ndarray, factor: float) -> None:
+        """Step all weights by an optimizer's arguments. Deferred gradients may never be written to ``gradients``."""
+        _update(self.args.words, optimizer, factor)
 
 
 # Places in the arguments, after four addresses.
 LIMIT, COPIES, BUFFER, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, ADDRESSES, FAILED = 4, *range(5, 25, 2)
 ESTIMATES = FAILED + 2
+# Places in an optimizer's arguments, after the number of parameters that it steps and that of its state's vectors.
+NUMBERS, STATE = 2, 4
 # Of the piece whose weight gradients are deferred: examples, 0 if there is none; whether it is the only one; and where
 # in the vector those begin that have been computed meanwhile.
 EXAMPLES, FRESH, COMPLETE = range(3)
@@ -197,10 +200,24 @@ def finish(args: np.ndarray, first: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _adagrad(args: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
-    """Update the weights that ``state`` is for; gradients of copies, behind them, have been finished. Deferred ones are
-    computed for some rows of a weight at a time and applied while they are in cache, without a round trip to memory.
+def update_all(optimizer: np.ndarray, weights: np.ndarray, gradients: np.ndarray, factor: float) -> None:
+    """Step all ``weights`` by an optimizer's arguments and whole ``gradients``."""
+    update(at_step(array_at(optimizer, NUMBERS, np.float64), factor), weights, gradients, _state(optimizer), 0)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _state(optimizer: np.ndarray) -> np.ndarray:
+    """An optimizer's state (vectors, parameters)."""
+    return array_at(optimizer, STATE, np.float32).reshape(optimizer[1], optimizer[0])
+
+
+@njit(cache=True, nogil=True)
+def _update(args: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
+    """Step the weights that an ``optimizer`` is for; gradients of copies, behind them, have been finished. Deferred
+    ones are computed for some rows of a weight at a time and applied while they are in cache, without a round trip to
+    memory.
     """
+    now, state = at_step(array_at(optimizer, NUMBERS, np.float64), factor), _state(optimizer)
     weights, gradients = array_at(args, WEIGHTS, np.float32), array_at(args, GRADIENTS, np.float32)
     values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
     deferred, by = array_at(args, DEFERRED, np.int64), _gemm(args, False)
@@ -209,13 +226,13 @@ def _adagrad(args: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -
     for row in _table(args):
         first, m, k = row[WEIGHT], row[OUTPUTS], row[INPUTS]
         if n and deferrable(by, row) and first < deferred[COMPLETE]:
-            kernels.adagrad(weights[done:first], gradients[done:], state[done:], rate, epsilon)
+            update(now, weights[done:first], gradients[done:], state, done)
             done = first + m * k
             for start in range(0, m, brgemm.SINGLE_ROWS):
                 rows, place = min(brgemm.SINGLE_ROWS, m - start), first + start * k
                 by_rows = scratch if fresh else gradients[place:]
                 by_out = by_values[n * row[OUT] + start :]
                 onednn_gemm.by_weight_rows(by.operands, by_out, values[n * row[A] :], by_rows, rows, n, m, k, fresh)
-                kernels.adagrad(weights[place : place + rows * k], by_rows, state[place:], rate, epsilon)
-    kernels.adagrad(weights[done : state.size], gradients[done:], state[done:], rate, epsilon)
+                update(now, weights[place : place + rows * k], by_rows, state, place)
+    update(now, weights[done : optimizer[0]], gradients[done:], state, done)
     deferred[EXAMPLES] = 0

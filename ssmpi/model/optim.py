@@ -5,55 +5,42 @@ from __future__ import annotations
 import numpy as np
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
+from ssmpi.compiled.kernel_args import KernelArgs
 from ssmpi.core.protocols import DenseModel, DenseOptimizer
-from ssmpi.model import kernels
+from ssmpi.model.dense_optimizers import optimizer_of
+from ssmpi.model.executor import update_all
 from ssmpi.model.options import DenseOptions
 from ssmpi.model.replica import Replica, ThreadModel
 
-__all__ = ["SGD", "Adagrad", "DenseOptimizer", "dense_optimizer"]
+__all__ = ["DenseOptimizer", "ReplicaOptimizer", "dense_optimizer"]
 
 
-class SGD:
-    """w -= rate * g."""
-
-    def __init__(self, options: DenseOptions, replica: Replica, memory: Memory) -> None:
-        self._rate = options.rate
-
-    def step(self, model: DenseModel, factor: float) -> None:
-        """One step."""
-        kernels.sgd(*model.arrays, self._rate * factor)
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Nothing."""
-        return {}
-
-
-class Adagrad:
-    """state += g^2; w -= rate * g / (sqrt(state) + epsilon) (Duchi et al. 2011). The trainer's threads share the state.
-
-    The state stays with its trainer: it is not synchronized.
+class ReplicaOptimizer:
+    """The optimizer that ``[dense]`` names. The trainer's threads share its state, which lies in ``memory`` and stays
+    with its trainer: it is not synchronized.
     """
 
     def __init__(self, options: DenseOptions, replica: Replica, memory: Memory) -> None:
-        self._rate, self._epsilon = options.rate, options.epsilon
-        self._sums = memory.allocate(replica.vector.nbytes).view(np.float32)
+        self._optimizer, size = optimizer_of(options), replica.vector.size
+        self._names, count = self._optimizer.vectors, len(self._optimizer.vectors)
+        memory = memory if count else PrivateMemory()
+        self._vectors = memory.allocate(4 * count * size).view(np.float32).reshape(count, size)
         if not memory.kept:
-            self._sums[:] = options.initial_state
+            self._vectors[:] = self._optimizer.initial
+        self._args = KernelArgs((size, count), (self._optimizer.numbers, self._vectors))
 
     def step(self, model: DenseModel, factor: float) -> None:
-        """One step."""
-        rate = self._rate * factor
+        """One step; the gradients are used up."""
         if isinstance(model, ThreadModel):
-            model.adagrad(self._sums, rate, self._epsilon)
+            model.update(self._args.words, factor)
         else:
-            kernels.adagrad(*model.arrays, self._sums, rate, self._epsilon)
+            update_all(self._args.words, *model.arrays, factor)
 
     def state(self) -> dict[str, np.ndarray]:
-        """The sums of squares, float32 (parameters,)."""
-        return {"sums": self._sums}
+        """Its vectors, float32 (parameters,) each."""
+        return dict(zip(self._names, self._vectors, strict=True))
 
 
 def dense_optimizer(options: DenseOptions, replica: Replica, memory: Memory | None = None) -> DenseOptimizer:
     """The optimizer that ``[dense]`` names, for all threads of one trainer; its state lies in ``memory``."""
-    kinds: dict[str, type[SGD] | type[Adagrad]] = {"sgd": SGD, "adagrad": Adagrad}
-    return kinds[options.optimizer](options, replica, memory or PrivateMemory())
+    return ReplicaOptimizer(options, replica, memory or PrivateMemory())

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from ssmpi.core.settings import EXAMPLES, FLOAT32, require, within
+from ssmpi.core import optimizer_options
+from ssmpi.core.settings import EXAMPLES, require, within
+from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
 
 WIDEST = 1_000_000  # layer
 
@@ -84,7 +86,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """The ``[dense]`` section: ``optimizer`` is ``sgd`` or ``adagrad``, ``rate`` its learning rate."""
+    """The ``[dense]`` section: ``optimizer`` is one of ``DENSE_OPTIMIZERS``, ``rate`` its learning rate."""
 
     optimizer: str = "adagrad"
     rate: float = 0.005
@@ -92,10 +94,7 @@ class DenseOptions:
     initial_state: float = 1e-8
 
     def __post_init__(self) -> None:
-        require(self.optimizer in ("sgd", "adagrad"), f"optimizer is 'sgd' or 'adagrad', got {self.optimizer!r}")
-        within("rate", self.rate, 0.0, FLOAT32)
-        within("epsilon", self.epsilon, 1 / FLOAT32, FLOAT32)
-        within("initial_state", self.initial_state, 0.0, FLOAT32)
+        optimizer_options.check(self, DENSE_OPTIMIZERS)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import numpy as np
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.compiled.aligned import aligned
 from ssmpi.core.errors import DataError
-from ssmpi.model import blas, brgemm, custom_code, kernels
+from ssmpi.model import blas, brgemm, custom_code
 from ssmpi.model.estimates import Estimates
-from ssmpi.model.executor import CompiledStep
+from ssmpi.model.executor import CompiledStep, update_all
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network, floats_in
 from ssmpi.model.parameters import by_name
@@ -150,12 +150,12 @@ class ThreadModel:
         """
         return self._step(dense, rows, labels)
 
-    def adagrad(self, state: np.ndarray, rate: float, epsilon: float) -> None:
-        """state += g^2; w -= rate * g / (sqrt(state) + epsilon); the gradients g are used up."""
+    def update(self, optimizer: np.ndarray, factor: float) -> None:
+        """Step the weights by an optimizer's arguments, see ``optim``; the gradients are used up."""
         if self._compiled:
-            self._compiled.adagrad(state, rate, epsilon)
+            self._compiled.update(optimizer, factor)
         else:
-            kernels.adagrad(*self.arrays, state, rate, epsilon)
+            update_all(optimizer, *self.arrays, factor)
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""

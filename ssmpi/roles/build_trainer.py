@@ -22,6 +22,7 @@ from ssmpi.files.log import during, log
 from ssmpi.metrics.metric_logger import EarlierLog
 from ssmpi.metrics.results import EarlierResults, RunResults
 from ssmpi.model import custom_code, processor
+from ssmpi.model.dense_optimizers import optimizer_of
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.recovery import rebuild
@@ -53,10 +54,11 @@ def warn(config: Config, world: World) -> None:
         return
     threads = config.topology.replica_lanes
     begins = not config.run.continue_from or config.run.fresh_optimizer
-    if begins and threads > 1 and config.dense.optimizer == "adagrad" and not config.schedule.warmup_examples:
+    if begins and threads > 1 and optimizer_of(config.dense).full_first_step and not config.schedule.warmup_examples:
         log.warning(
-            f"no warm-up: Adagrad's first step is dense.rate in every parameter, and {threads} threads of a replica "
-            "take theirs together, which can kill hidden units for good; 100 steps of each thread are "
+            f"no warm-up: the first step of dense.optimizer = '{config.dense.optimizer}' is dense.rate in every "
+            f"parameter, and {threads} threads of a replica take theirs together, which can kill hidden units for "
+            "good; 100 steps of each thread are "
             f"schedule.warmup_examples = {100 * config.topology.lanes * config.data.batch_size}"
         )
     for name in sync.unread(config.sync):
@@ -97,7 +99,7 @@ def dense_model(
         replica.vector[:] = replica.load(model / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
     with during("loading kernels, compiling those that are new here"):
-        compile_kernels(config, replica, optimizer)
+        compile_kernels(config, replica)
     return replica, optimizer, lanes.of(config, world, replica)
 
 

@@ -19,7 +19,7 @@ from ssmpi.embedding.trackers import scope_of
 from ssmpi.model.lane import HelperModel, HomeModel, MemberModel
 from ssmpi.model.messages import Channel
 from ssmpi.model.network import floats_in
-from ssmpi.model.optim import DenseOptimizer
+from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.part import Part, transform
 from ssmpi.model.replica import Replica, ThreadModel
 from ssmpi.roles.progress import Progress
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=MemberModel)
 
 
-def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer) -> None:
-    """One step on dummy rows that leaves ``replica`` and ``optimizer`` unchanged."""
+def compile_kernels(config: Config, replica: Replica) -> None:
+    """One step on dummy rows, by an optimizer of its own, that leaves ``replica`` unchanged."""
     inputs, measured = replica.network.inputs, replica.measured.values.copy()
     rows, placement = 2, place((1,) * inputs.tables, 1)
     arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
@@ -53,7 +53,7 @@ def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer)
     if not replica.owned.complete:
         model = _compile_lanes(config, replica, (batch.dense, lookup.values, batch.labels))
     model.gradients[:] = 0.0
-    optimizer.step(model, 0.0)
+    dense_optimizer(config.dense, replica).step(model, 0.0)
     replica.measured.values[:] = measured  # dummy rows are no batch
 
 

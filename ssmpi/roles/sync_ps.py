@@ -12,7 +12,7 @@ import numpy as np
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.host import cpu_usage
-from ssmpi.model import kernels
+from ssmpi.model import dense_optimizers
 from ssmpi.model.options import DenseOptions
 from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.sync import exchanges
@@ -33,31 +33,20 @@ def serve_center(config: Config, world: World, folder: Path, start: Start = BEGI
     return True
 
 
-class ShardSGD:
-    """As ``model.optim.SGD``, for one shard, without torch, which a sync PS does not load."""
+class ShardOptimizer:
+    """The optimizer of ``[dense]`` for one shard of the weights, without torch, which a sync PS does not load."""
 
     def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
-        self._rate, self._weights, self.state = options.rate, weights, np.empty(0, np.float32)
+        self._optimizer, self._weights = dense_optimizers.optimizer_of(options), weights
+        self.state = np.full(weights.size * len(self._optimizer.vectors), self._optimizer.initial, np.float32)
 
     def __call__(self, gradients: np.ndarray, factor: float) -> None:
         """One step."""
-        kernels.sgd(self._weights, gradients, self._rate * factor)
+        now = dense_optimizers.at_step(self._optimizer.numbers, factor)
+        state = self.state.reshape(len(self._optimizer.vectors), self._weights.size)
+        dense_optimizers.update(now, self._weights, gradients, state, 0)
 
 
-class ShardAdagrad:
-    """As ``model.optim.Adagrad``. ``state`` are the sums of squares."""
-
-    def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
-        self._options, self._weights = options, weights
-        self.state = np.full(weights.size, options.initial_state, np.float32)
-
-    def __call__(self, gradients: np.ndarray, factor: float) -> None:
-        """One step."""
-        options = self._options
-        kernels.adagrad(self._weights, gradients, self.state, options.rate * factor, options.epsilon)
-
-
-def optimizer(options: DenseOptions) -> Callable[[np.ndarray], ShardSGD | ShardAdagrad]:
+def optimizer(options: DenseOptions) -> Callable[[np.ndarray], ShardOptimizer]:
     """``optimizer(weights)`` makes the optimizer of ``[dense]`` for one shard."""
-    kinds: dict[str, type[ShardSGD] | type[ShardAdagrad]] = {"sgd": ShardSGD, "adagrad": ShardAdagrad}
-    return partial(kinds[options.optimizer], options)
+    return partial(ShardOptimizer, options)

@@ -22,6 +22,7 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
 from ssmpi.model import custom_code
+from ssmpi.model.dense_optimizers import optimizer_of
 from ssmpi.model.network import floats_in
 from ssmpi.sync import ALGORITHMS
 from ssmpi.sync.cost import RoundCost
@@ -123,13 +124,13 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     if config.recovery.mode == "off":
         return {}
     topology, rows = config.topology, float(placement.most_rows * config.rows.row_bytes + key_memory(config, placement))
-    state = 2 if config.dense.optimizer == "adagrad" else 1
-    vectors = 4.0 * (held_parameters(config) + dense_parameters(config) * (state - 1 + round_cost(config).kept))
+    state = len(optimizer_of(config.dense).vectors)
+    vectors = 4.0 * (held_parameters(config) + dense_parameters(config) * (state + round_cost(config).kept))
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
     own = {
         Role.TRAINER: vectors + counts + (0.0 if topology.embedding_ps else rows),
         Role.EMBEDDING_PS: rows + tracker_memory(config, placement) + 8.0 * topology.size,
-        Role.SYNC_PS: state * 4.0 * config.network.parameters / max(1, topology.sync_ps),
+        Role.SYNC_PS: (1 + state) * 4.0 * config.network.parameters / max(1, topology.sync_ps),
     }
     return {role: own.get(role, 0.0) + HEADER for role in Role}
 

@@ -13,7 +13,7 @@ from ssmpi.bench.lockstep import paired
 from ssmpi.bench.lockstep.rounds import LockstepRounds
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
 from ssmpi.core.errors import SettingsError
-from ssmpi.model.optim import SGD, Adagrad
+from ssmpi.model.optim import ReplicaOptimizer
 from ssmpi.model.replica import ThreadModel
 from ssmpi.sync import Options
 
@@ -96,22 +96,18 @@ class Recorded:
 
     def __init__(self, patch):
         self.batches, self.steps = [], 0
-        forward_backward, adagrad, sgd = ThreadModel.forward_backward, Adagrad.step, SGD.step
+        forward_backward, step = ThreadModel.forward_backward, ReplicaOptimizer.step
 
         def of_batch(model, dense, rows, labels):
             self.batches.append((dense.copy(), rows.copy(), labels.copy()))
             return forward_backward(model, dense, rows, labels)
 
-        def counted(step):
-            def of_gradients(optimizer, model, factor):
-                self.steps += 1
-                step(optimizer, model, factor)
-
-            return of_gradients
+        def of_gradients(optimizer, model, factor):
+            self.steps += 1
+            step(optimizer, model, factor)
 
         patch.setattr(ThreadModel, "forward_backward", of_batch)
-        patch.setattr(Adagrad, "step", counted(adagrad))
-        patch.setattr(SGD, "step", counted(sgd))
+        patch.setattr(ReplicaOptimizer, "step", of_gradients)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
