@@ -27,6 +27,7 @@ from ssmpi.embedding.trackers import Tracking
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import NETWORK, RUN_FILE, is_run_folder
 from ssmpi.model import custom_code, custom_network, graph, top_k
+from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
 from ssmpi.model.hierarchy_options import HierarchyOptions
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
@@ -64,6 +65,7 @@ class Config:
             self._check_places(network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim)))
         self._check_priority()
         self._check_dynamic()
+        self._check_dense()
         object.__setattr__(self, "topology", dataclasses.replace(self.topology, homes=self.hierarchy.homes))
         try:
             sync.check_topology(self.sync, self.topology)
@@ -93,6 +95,26 @@ class Config:
             f'checkpoint.priority = "{self.checkpoint.priority}" saves rows by number, and keys come and go in those of'
             " dynamic tables: set it to 'none'",
         )
+
+    def _check_dense(self) -> None:
+        """Refuse what no rank could compute."""
+        dense, algorithm = self.dense, self.sync.algorithm
+        require(
+            not dense.clip_norm or self.topology.group == 1,
+            f"dense.clip_norm = {dense.clip_norm:g} needs all of a step's gradient, and a member of a group has that of"
+            " what it owns: set it to 0, or topology.group = 1",
+        )
+        if not sync.ALGORITHMS[algorithm].steps_elsewhere:
+            return
+        wanted = f"sync.algorithm = '{algorithm}': sync PSs step shards of the weights by sums of gradients"
+        simple = [name for name, kind in DENSE_OPTIMIZERS.items() if not kind.counts]
+        require(
+            dense.optimizer in simple,
+            f"{wanted}, with {' or '.join(simple)}: set dense.optimizer = '{simple[-1]}', or another algorithm",
+        )
+        for name in ("weight_decay", "clip_norm"):
+            value = getattr(dense, name)
+            require(not value, f"{wanted}, and dense.{name} = {value:g} is for each step's: set it to 0")
 
     @property
     def saves_rows(self) -> bool:

@@ -15,7 +15,7 @@ from ssmpi.model.part import transform
 from ssmpi.model.replica import Replica
 
 LIMIT = 60_000_000_000  # ns
-OPTIONS = {name: DenseOptions(optimizer=name, rate=0.01) for name in ("sgd", "adagrad")}
+OPTIONS = {name: DenseOptions(optimizer=name, rate=0.01) for name in ("sgd", "adagrad", "adam")}
 
 
 class Post:
@@ -105,4 +105,7 @@ class Group:
 
     def state(self):
         states = [optimizer.state() for optimizer in self.optimizers]
-        return {name: self.whole([state[name] for state in states]) for name in states[0]}
+        counted = [state.pop("step") for state in states if "step" in state]
+        assert len({steps.item() for steps in counted}) <= 1  # members step together
+        vectors = {name: self.whole([state[name] for state in states]) for name in states[0]}
+        return vectors | ({"step": counted[0]} if counted else {})

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmpi.checkpoint import dense_vectors, disk, files, store
+from ssmpi.checkpoint import disk, files, store
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
-from ssmpi.checkpoint.trainer_state import Arrays
+from ssmpi.checkpoint.trainer_state import DENSE, joined
 from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import MANIFEST_NAME, MODEL, OPTIMIZER, PARENT
@@ -115,9 +115,9 @@ def restore(live: LiveState, model: Path, algorithm: str) -> None:
     path, owned = model / OPTIMIZER, live.replica.owned
     if not path.is_file():
         return
-    saved = Arrays(dense_vectors.join([files.read(path)], owned), path)
+    saved = joined([files.read(path)], owned, path)
     for name, values in live.optimizer.items():
-        values[:] = saved[f"dense/{name}"]
+        values[:] = saved[f"{DENSE}{name}"]
     kept = saved.below("sync/")
     if kept and store.read_manifest(model).state.get(ALGORITHM) == algorithm:
         live.synchronizer.resume(kept)

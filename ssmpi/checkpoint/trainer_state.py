@@ -15,6 +15,7 @@ from ssmpi.checkpoint import dense_vectors, files, saved_network, store
 from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.comm.waiting import wait
 from ssmpi.core.errors import DataError
+from ssmpi.core.optimizer_options import STEP
 from ssmpi.core.quality import Quality
 from ssmpi.core.topology import Topology
 from ssmpi.data.position import Position
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ssmpi.model.parameters import OwnedParameters
 
 SELECTION = "choice"  # the model selection's key in a checkpoint's state
+DENSE = "dense/"  # before those of the dense optimizer's arrays
 LOG = "logbook/"  # before the names of the metric logger's arrays
 
 
@@ -114,7 +116,7 @@ class Checkpoint:
         """What the trainers of a replica saved, in vectors of what is ``owned`` now."""
         group = self.topology.group
         members = [self.file(replica * group + member) for member in range(group)]
-        return Arrays(dense_vectors.join(members, owned), members[0].path)
+        return joined(members, owned, members[0].path)
 
     def scored(self) -> list[Quality]:
         """The quality of all rows scored before; the first trainer counts it as its own."""
@@ -201,12 +203,20 @@ class LiveState:
     def arrays(self) -> dict[str, np.ndarray]:
         """A trainer's share of a checkpoint, by name."""
         found = {"replica": self.replica.vector}
-        found |= {f"dense/{name}": values for name, values in self.optimizer.items()}
+        found |= {f"{DENSE}{name}": values for name, values in self.optimizer.items()}
         found |= {f"sync/{name}": values for name, values in self.synchronizer.state().items()}
         found |= {f"held/{k}": rows.values for k, rows in enumerate(self.prefetched) if rows.values is not None}
         if self.losses is not None:
             found["losses"] = np.array(self.losses)
         return dense_vectors.split(found, self.replica.owned)
+
+
+def joined(members: Sequence[Mapping[str, np.ndarray]], owned: OwnedParameters, path: Path) -> Arrays:
+    """``dense_vectors.join`` of the arrays of all ``members`` of a replica, and the steps of its optimizer, which they
+    count alike; ``path`` is for messages.
+    """
+    steps = {name: values for name, values in members[0].items() if name == f"{DENSE}{STEP}"}
+    return Arrays(steps | dense_vectors.join(members, owned), path)
 
 
 def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: str, waiting: WaitOptions) -> None:
@@ -218,10 +228,10 @@ def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: st
     saved = checkpoint.arrays(topology.place_of(world.index).replica if same else 0, owned)
     for name, values in live.optimizer.items():
         if same:
-            values[:] = saved[f"dense/{name}"]
+            values[:] = saved[f"{DENSE}{name}"]
             continue
         if world.replicas.rank == 0:
-            values[:] = mean(checkpoint, f"dense/{name}", owned)
+            values[:] = mean(checkpoint, f"{DENSE}{name}", owned)
         wait(world.replicas.ibcast(values), waiting, f"{world.replicas.names[0]} (to read a checkpoint)")
     if checkpoint.state["algorithm"] == algorithm:
         live.synchronizer.resume(saved.below("sync/"))

@@ -1,19 +1,32 @@
 """How rows are updated, by name. An optimizer is a class, which says what state a row has and how it begins, a line in
 ``ROW_OPTIMIZERS``, and a line in ``update``, which compiled code calls.
+
+The names are FBGEMM's. Only rows that are looked up move: their gradients, their state, and their decay.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from ssmpi.compiled.jit import njit
-from ssmpi.core.optimizer_options import OptimizerOptions
+from ssmpi.core import optimizer_options
+from ssmpi.core.optimizer_options import DECAY, EPSILON, KIND, RATE, SHRINK, OptimizerOptions
 from ssmpi.core.row_layout import RowLayout
 from ssmpi.embedding.kernels import grouped_adagrad, rowwise_adagrad, sgd
+from ssmpi.embedding.row_adam import adam, partial_rowwise_adam
 
-KIND, RATE, EPSILON = range(3)  # places in an optimizer's ``numbers``
+
+class RowOptions(OptimizerOptions, Protocol):
+    """The settings of an optimizer of rows."""
+
+    @property
+    def clip_value(self) -> float:
+        """The most that an entry of a row's gradient may be, either way; 0 for any."""
+
+
+CLIP, VECTOR = SHRINK + 1, SHRINK + 2  # further places in an optimizer's numbers
 
 
 class RowOptimizer:
@@ -25,8 +38,9 @@ class RowOptimizer:
     floats = 0
     initial = 0.0
 
-    def __init__(self, options: OptimizerOptions, layout: RowLayout) -> None:
-        self.numbers = np.array([self.kind, options.rate, options.epsilon])
+    def __init__(self, options: RowOptions, layout: RowLayout) -> None:
+        common = optimizer_options.numbers(self.kind, options)
+        self.numbers = np.array([*common, options.clip_value, layout.vector])
 
 
 class RowSGD(RowOptimizer):
@@ -40,13 +54,36 @@ class RowwiseAdagrad(RowOptimizer):
 
     kind = 1
 
-    def __init__(self, options: OptimizerOptions, layout: RowLayout) -> None:
+    def __init__(self, options: RowOptions, layout: RowLayout) -> None:
         super().__init__(options, layout)
         self.floats, self.initial = layout.groups, options.initial_state
 
 
-ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {"sgd": RowSGD, "rowwise_adagrad": RowwiseAdagrad}
-SGD, ADAGRAD = RowSGD.kind, RowwiseAdagrad.kind  # as compiled code needs them
+class RowAdam(RowOptimizer):
+    """``row_adam.adam``: two means for each column, and a count of the row's steps. It is ``adamw`` too."""
+
+    kind = 2
+
+    def __init__(self, options: RowOptions, layout: RowLayout) -> None:
+        super().__init__(options, layout)
+        self.floats = 2 * layout.width + 1
+
+
+class PartialRowwiseAdam(RowOptimizer):
+    """``row_adam.partial_rowwise_adam``: the mean of squares is one for each group of columns."""
+
+    kind = 3
+
+    def __init__(self, options: RowOptions, layout: RowLayout) -> None:
+        super().__init__(options, layout)
+        self.floats = layout.width + layout.groups + 1
+
+
+ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
+    "sgd": RowSGD, "rowwise_adagrad": RowwiseAdagrad, "adam": RowAdam, "adamw": RowAdam,
+    "partial_rowwise_adam": PartialRowwiseAdam,
+}  # fmt: skip
+SGD, ADAGRAD, ADAM, PARTIAL_ADAM = RowSGD.kind, RowwiseAdagrad.kind, RowAdam.kind, PartialRowwiseAdam.kind
 
 
 @njit(cache=True, nogil=True)
@@ -54,12 +91,52 @@ def update(
     numbers: np.ndarray, weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, factor: float
 ) -> None:
     """One step of unique ``rows`` int32 (n,) of ``weights`` (rows, width) and ``state`` (rows, floats) by ``gradients``
-    (n, width), at ``factor`` times the learning rate.
+    (n, width), which are used up, at ``factor`` times the learning rate.
     """
     kind, rate = numbers[KIND], numbers[RATE] * factor
+    if numbers[CLIP] > 0.0:
+        clip(gradients, numbers[CLIP])
+    if numbers[DECAY] > 0.0:
+        add_decay(weights, rows, gradients, numbers[DECAY])
+    if numbers[SHRINK] > 0.0:
+        shrink(weights, rows, rate * numbers[SHRINK])
     if kind == SGD:
         sgd(weights, rows, gradients, rate)
     elif kind == ADAGRAD and state.shape[1] == 1:
         rowwise_adagrad(weights, state.reshape(state.size), rows, gradients, rate, numbers[EPSILON])
     elif kind == ADAGRAD:
         grouped_adagrad(weights, state, rows, gradients, rate, numbers[EPSILON])
+    elif kind == ADAM:
+        adam(weights, state, rows, gradients, rate, numbers)
+    elif kind == PARTIAL_ADAM:
+        partial_rowwise_adam(weights, state, rows, gradients, rate, numbers, int(numbers[VECTOR]))
+
+
+@njit(cache=True, nogil=True)
+def clip(gradients: np.ndarray, most: float) -> None:
+    """Bring every entry into [-most, most], as ``torch.nn.utils.clip_grad_value_``; NaN stays NaN."""
+    bound = np.float32(most)
+    for k in range(gradients.shape[0]):
+        for j in range(gradients.shape[1]):
+            if gradients[k, j] > bound:
+                gradients[k, j] = bound
+            elif gradients[k, j] < -bound:
+                gradients[k, j] = -bound
+
+
+@njit(cache=True, nogil=True)
+def add_decay(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, decay: float) -> None:
+    """gradients[k] += decay * weights[rows[k]]: that of decay / 2 times the squares of the weights."""
+    factor = np.float32(decay)
+    for k in range(rows.shape[0]):
+        for j in range(weights.shape[1]):
+            gradients[k, j] += factor * weights[rows[k], j]
+
+
+@njit(cache=True, nogil=True)
+def shrink(weights: np.ndarray, rows: np.ndarray, share: float) -> None:
+    """weights[rows[k]] *= 1 - share (decoupled weight decay; Loshchilov and Hutter, ICLR 2019)."""
+    factor = np.float32(1.0 - share)
+    for k in range(rows.shape[0]):
+        for j in range(weights.shape[1]):
+            weights[rows[k], j] *= factor

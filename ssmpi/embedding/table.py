@@ -16,7 +16,7 @@ from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core import optimizer_options
 from ssmpi.core.errors import DataError
 from ssmpi.core.row_layout import RowLayout
-from ssmpi.core.settings import require, within
+from ssmpi.core.settings import FLOAT32, require, within
 from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.keyed_files import KeyedLoad, Loading
@@ -35,9 +35,10 @@ Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and the nu
 class EmbeddingOptions:
     """The ``[embedding]`` section.
 
-    ``optimizer`` is one of ``ROW_OPTIMIZERS``; ``rate`` its learning rate (the schedule multiplies it). With
-    ``prefetch`` a thread asks for the next batch's rows before it trains on this one: the round trip is hidden, and
-    rows are one of its own batches old. Without, one thread computes exactly what a single process would.
+    ``optimizer`` is one of ``ROW_OPTIMIZERS``; ``rate`` its learning rate (the schedule multiplies it); the numbers
+    behind it are those of ``OptimizerOptions``. ``clip_value`` bounds each entry of a row's gradient, 0 none.
+    With ``prefetch`` a thread asks for the next batch's rows before it trains on this one: the round trip is hidden,
+    and rows are one of its own batches old. Without, one thread computes exactly what a single process would.
     ``transport`` is how a trainer reaches a PS: ``shared`` maps its memory and works on the rows in place, ``messages``
     does not, ``auto`` is ``shared`` where both are on one host. Results are the same. With keyed features ``table`` is
     ``dynamic``: their keys get and lose rows as ``[embedding.dynamic]`` says.
@@ -48,6 +49,10 @@ class EmbeddingOptions:
     rate: float = 0.15
     epsilon: float = 1e-8
     initial_state: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+    clip_value: float = 0.0
     prefetch: bool = True
     pushes_in_flight: int = 4
     transport: str = "auto"
@@ -57,6 +62,7 @@ class EmbeddingOptions:
     def __post_init__(self) -> None:
         within("dim", self.dim, 1, 65_536)
         optimizer_options.check(self, ROW_OPTIMIZERS)
+        within("clip_value", self.clip_value, 0.0, FLOAT32)
         require(
             self.transport in ("auto", "shared", "messages"),
             f"transport is 'auto', 'shared' or 'messages', got {self.transport!r}",
@@ -110,7 +116,7 @@ class RowArray:
 
     def update(self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None) -> None:
         """Apply gradients float32 (n, dim) of unique rows int32 (n,) at ``factor`` times the learning rate; ``times``
-        int32 (n,) is the number of accesses of each, None if they are not counted.
+        int32 (n,) is the number of accesses of each, None if they are not counted. The gradients are used up.
         """
         row_optimizers.update(self.options.optimizer.numbers, self.weights, self.state, rows, gradients, factor)
         if times is not None:

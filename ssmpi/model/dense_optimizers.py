@@ -9,24 +9,29 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.compiled.jit import njit
-from ssmpi.core.optimizer_options import OptimizerOptions
+from ssmpi.core import optimizer_options
+from ssmpi.core.optimizer_options import BETA1, BETA2, DECAY, EPSILON, KIND, RATE, SHRINK, OptimizerOptions
 from ssmpi.model import kernels
 
-KIND, RATE, EPSILON = range(3)  # places in an optimizer's ``numbers``
+# Further places in the numbers of one step: the rate over the correction of Adam's mean, and 1 over the root of that of
+# its squares.
+STEP, SCALE = SHRINK + 1, SHRINK + 2
 
 
 class Optimizer:
     """``numbers`` float64 tell ``update`` what to do. The state are ``vectors`` by name, float32 (parameters,), all
-    ``initial`` at first. ``full_first_step``: the first one is as large as the rate in every parameter.
+    ``initial`` at first, and if it ``counts`` the number of steps. ``full_first_step``: the first one is as large as
+    the rate in every parameter.
     """
 
     kind: ClassVar[int]
     vectors: ClassVar[tuple[str, ...]] = ()
-    full_first_step = False
+    counts: ClassVar[bool] = False
+    full_first_step: ClassVar[bool] = False
     initial = 0.0
 
     def __init__(self, options: OptimizerOptions) -> None:
-        self.numbers = np.array([self.kind, options.rate, options.epsilon])
+        self.numbers = np.array(optimizer_options.numbers(self.kind, options))
 
 
 class SGD(Optimizer):
@@ -47,8 +52,17 @@ class Adagrad(Optimizer):
         self.initial = options.initial_state
 
 
-DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adagrad": Adagrad}
-OF_SGD, OF_ADAGRAD = SGD.kind, Adagrad.kind  # as compiled code needs them
+class Adam(Optimizer):
+    """``kernels.adam`` (Kingma and Ba, ICLR 2015). It is ``adamw`` too (Loshchilov and Hutter, ICLR 2019)."""
+
+    kind = 2
+    vectors = ("exp_avg", "exp_avg_sq")
+    counts = True
+    full_first_step = True
+
+
+DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adagrad": Adagrad, "adam": Adam, "adamw": Adam}
+OF_SGD, OF_ADAGRAD, OF_ADAM = SGD.kind, Adagrad.kind, Adam.kind  # as compiled code needs them
 
 
 def optimizer_of(options: OptimizerOptions) -> Optimizer:
@@ -57,10 +71,19 @@ def optimizer_of(options: OptimizerOptions) -> Optimizer:
 
 
 @njit(cache=True, nogil=True)
-def at_step(numbers: np.ndarray, factor: float) -> np.ndarray:
-    """The numbers for ``update`` in one step, at ``factor`` times the learning rate."""
-    now = numbers.copy()
+def at_step(numbers: np.ndarray, steps: np.ndarray, factor: float) -> np.ndarray:
+    """The numbers for ``update`` in the next step, at ``factor`` times the learning rate; ``steps`` float64 (1,) counts
+    it.
+    """
+    steps[0] += 1.0
+    now = np.empty(SCALE + 1)
+    for place in range(STEP):
+        now[place] = numbers[place]
     now[RATE] *= factor
+    now[SHRINK] = 1.0 - now[RATE] * numbers[SHRINK]
+    if now[KIND] == OF_ADAM:
+        now[STEP] = now[RATE] / (1.0 - now[BETA1] ** steps[0])
+        now[SCALE] = 1.0 / np.sqrt(1.0 - now[BETA2] ** steps[0])
     return now
 
 
@@ -70,6 +93,8 @@ def update(now: np.ndarray, weights: np.ndarray, gradients: np.ndarray, state: n
     begins at a ``place``.
     """
     if now[KIND] == OF_SGD:
-        kernels.sgd(weights, gradients, now[RATE])
+        kernels.sgd(weights, gradients, now[RATE], now[DECAY])
     elif now[KIND] == OF_ADAGRAD:
-        kernels.adagrad(weights, gradients, state[0, place:], now[RATE], now[EPSILON])
+        kernels.adagrad(weights, gradients, state[0, place:], (now[RATE], now[EPSILON], now[DECAY]))
+    elif now[KIND] == OF_ADAM:
+        kernels.adam(weights, gradients, state[0, place:], state[1, place:], now[EPSILON : SCALE + 1])

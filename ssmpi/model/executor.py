@@ -105,7 +105,7 @@ class CompiledStep:
 LIMIT, COPIES, BUFFER, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, ADDRESSES, FAILED = 4, *range(5, 25, 2)
 ESTIMATES = FAILED + 2
 # Places in an optimizer's arguments, after the number of parameters that it steps and that of its state's vectors.
-NUMBERS, STATE = 2, 4
+NUMBERS, STEPS, STATE = 2, 4, 6
 # Of the piece whose weight gradients are deferred: examples, 0 if there is none; whether it is the only one; and where
 # in the vector those begin that have been computed meanwhile.
 EXAMPLES, FRESH, COMPLETE = range(3)
@@ -202,7 +202,12 @@ def finish(args: np.ndarray, first: int) -> None:
 @njit(cache=True, nogil=True)
 def update_all(optimizer: np.ndarray, weights: np.ndarray, gradients: np.ndarray, factor: float) -> None:
     """Step all ``weights`` by an optimizer's arguments and whole ``gradients``."""
-    update(at_step(array_at(optimizer, NUMBERS, np.float64), factor), weights, gradients, _state(optimizer), 0)
+    update(_at_step(optimizer, factor), weights, gradients, _state(optimizer), 0)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _at_step(optimizer: np.ndarray, factor: float) -> np.ndarray:
+    return at_step(array_at(optimizer, NUMBERS, np.float64), array_at(optimizer, STEPS, np.float64), factor)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -217,7 +222,7 @@ def _update(args: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
     ones are computed for some rows of a weight at a time and applied while they are in cache, without a round trip to
     memory.
     """
-    now, state = at_step(array_at(optimizer, NUMBERS, np.float64), factor), _state(optimizer)
+    now, state = _at_step(optimizer, factor), _state(optimizer)
     weights, gradients = array_at(args, WEIGHTS, np.float32), array_at(args, GRADIENTS, np.float32)
     values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
     deferred, by = array_at(args, DEFERRED, np.int64), _gemm(args, False)

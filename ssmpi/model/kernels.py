@@ -232,19 +232,53 @@ def column_sums(values: np.ndarray, out: np.ndarray, fresh: bool) -> None:
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"})
-def sgd(weights: np.ndarray, gradient: np.ndarray, rate: float) -> None:
-    """w -= rate * g, both (parameters,)."""
-    step = np.float32(rate)
+def sgd(weights: np.ndarray, gradient: np.ndarray, rate: float, decay: float) -> None:
+    """w -= rate * (g + decay * w), both (parameters,)."""
+    step, share = np.float32(rate), np.float32(decay)
     for i in range(weights.shape[0]):
-        weights[i] -= step * gradient[i]
+        weights[i] -= step * (gradient[i] + share * weights[i])
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")  # a check for zero would keep it scalar
-def adagrad(weights: np.ndarray, gradient: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
-    """state += g^2; w -= rate * g / (sqrt(state) + epsilon), all (parameters,), in one pass."""
-    step, floor = np.float32(rate), np.float32(epsilon)
+def adagrad(weights: np.ndarray, gradient: np.ndarray, state: np.ndarray, numbers: tuple[float, float, float]) -> None:
+    """g' = g + decay * w; state += g'^2; w -= rate * g' / (sqrt(state) + epsilon), all (parameters,), in one pass;
+    ``numbers`` are rate, epsilon and decay.
+    """
+    step, floor, share = np.float32(numbers[0]), np.float32(numbers[1]), np.float32(numbers[2])
     for i in range(weights.shape[0]):
-        g = gradient[i]
+        g = gradient[i] + share * weights[i]
         s = state[i] + g * g
         state[i] = s
         weights[i] -= step * g / (np.sqrt(s) + floor)
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def adam(weights: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray, numbers: np.ndarray) -> None:
+    """g' = g + decay * w; m += (1 - beta1) * (g' - m); v = beta2 * v + (1 - beta2) * g'^2;
+    w = shrink * w - step * m / (sqrt(v) * scale + epsilon), in one pass. ``first`` is m, ``second`` v; ``numbers`` are
+    epsilon, beta1, beta2, decay, shrink, step and scale.
+    """
+    take, keep, add = np.float32(1.0 - numbers[1]), np.float32(numbers[2]), np.float32(1.0 - numbers[2])
+    share, shrink, floor = np.float32(numbers[3]), np.float32(numbers[4]), np.float32(numbers[0])
+    step, scale = np.float32(numbers[5]), np.float32(numbers[6])
+    for i in range(weights.shape[0]):
+        g = gradient[i] + share * weights[i]
+        m = first[i] + take * (g - first[i])
+        v = keep * second[i] + add * (g * g)
+        first[i], second[i] = m, v
+        weights[i] = shrink * weights[i] - step * m / (np.sqrt(v) * scale + floor)
+
+
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def clip_norm(gradient: np.ndarray, most: float) -> None:
+    """Scale a gradient (parameters,) whose norm is larger to that of ``most``, as ``torch.nn.utils.clip_grad_norm_``;
+    one that is not finite becomes NaN.
+    """
+    total = np.float64(0.0)
+    for i in range(gradient.shape[0]):
+        total += np.float64(gradient[i]) * np.float64(gradient[i])
+    share = most / (math.sqrt(total) + 1e-6)
+    if not share >= 1.0:
+        factor = np.float32(share)
+        for i in range(gradient.shape[0]):
+            gradient[i] *= factor

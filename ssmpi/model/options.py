@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from ssmpi.core import optimizer_options
-from ssmpi.core.settings import EXAMPLES, require, within
+from ssmpi.core.settings import EXAMPLES, FLOAT32, require, within
 from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
 
 WIDEST = 1_000_000  # layer
@@ -86,15 +86,22 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """The ``[dense]`` section: ``optimizer`` is one of ``DENSE_OPTIMIZERS``, ``rate`` its learning rate."""
+    """The ``[dense]`` section: ``optimizer`` is one of ``DENSE_OPTIMIZERS``, ``rate`` its learning rate; the numbers
+    behind it are those of ``OptimizerOptions``. ``clip_norm`` bounds the norm of a step's gradient, 0 none.
+    """
 
     optimizer: str = "adagrad"
     rate: float = 0.005
     epsilon: float = 1e-8
     initial_state: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
         optimizer_options.check(self, DENSE_OPTIMIZERS)
+        within("clip_norm", self.clip_norm, 0.0, FLOAT32)
 
 
 @dataclass(frozen=True)

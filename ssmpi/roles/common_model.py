@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.comm.waiting import WaitOptions, wait
+from ssmpi.core.optimizer_options import STEP
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import World
@@ -41,15 +42,16 @@ class CommonModel:
         return found
 
     def optimizer(self) -> dict[str, np.ndarray]:
-        """What a run that continues this one starts its optimizers with, float32 (parameters of the network,) each: the
-        mean of all replicas' ``dense`` state, and what the algorithm keeps that is common to all of them, under
-        ``sync``; only on the first replica.
+        """What a run that continues this one starts its optimizers with, float32 (parameters of the network,) each, and
+        the count of steps, which members have in common: the mean of all replicas' ``dense`` state, and what the
+        algorithm keeps that is common to all of them, under ``sync``; only on the first replica.
         """
         found = {}
         for name, values in self.synchronizer.context.local.optimizer.state().items():
             total = values.astype(np.float64)
             wait(self.world.replicas.iallreduce(total), self.waiting, "the other trainers (to save the optimizer)")
-            found[f"dense/{name}"] = self.gathered((total / self.world.replicas.size).astype(np.float32))
+            mean = total / self.world.replicas.size
+            found[f"dense/{name}"] = mean if name == STEP else self.gathered(mean.astype(np.float32))
         if self.world.replicas.rank == 0:
             for name, values in self.synchronizer.state().items():
                 if "/" not in name:  # else it is one trainer's own

@@ -42,7 +42,7 @@ class ShardOptimizer:
 
     def __call__(self, gradients: np.ndarray, factor: float) -> None:
         """One step."""
-        now = dense_optimizers.at_step(self._optimizer.numbers, factor)
+        now = dense_optimizers.at_step(self._optimizer.numbers, np.zeros(1), factor)  # counts in none of them
         state = self.state.reshape(len(self._optimizer.vectors), self._weights.size)
         dense_optimizers.update(now, self._weights, gradients, state, 0)
 

@@ -13,6 +13,7 @@ from ssmpi.data.schema import Manifest
 from ssmpi.files import result_marker, run_files
 from ssmpi.files.log import log
 from ssmpi.files.run_files import MODEL, OPTIMIZER, RUN_FILE
+from ssmpi.model.dense_optimizers import optimizer_of
 
 OPTIMIZERS = "dense.optimizer", "embedding.optimizer"
 FRESH = "run.fresh_optimizer = true starts the optimizers anew"
@@ -103,7 +104,7 @@ def check_settings(run: Path, config: Config) -> None:
 def check_optimizer(run: Path, config: Config) -> None:
     """Raise DataError if the model has no dense optimizer state, and this run needs some."""
     names = [entry.file for entry in store.read_manifest(run / MODEL).files]
-    if OPTIMIZER not in names and config.dense.optimizer != "sgd" and not config.run.fresh_optimizer:
+    if OPTIMIZER not in names and optimizer_of(config.dense).vectors and not config.run.fresh_optimizer:
         raise DataError(
             f"{run / MODEL}: no {OPTIMIZER} in it: an older version saved it, without the state of its dense optimizer:"
             f" {FRESH}"

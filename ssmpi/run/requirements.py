@@ -103,7 +103,8 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     block = config.data.block_rows * 2 * (inputs.tables + inputs.dense + 1) * 4
     activations = config.data.batch_size * 4 * 4 * config.network.activations
     own = 2 if config.model.precision == "bf16" else 1  # of each thread: gradients, and in bf16 the rounded weights
-    trainer = 4.0 * (4 * owned + held * (1 + topology.replica_lanes * own)) + topology.threads * (
+    state = max(1, len(optimizer_of(config.dense).vectors))
+    trainer = 4.0 * ((3 + state) * owned + held * (1 + topology.replica_lanes * own)) + topology.threads * (
         6.0 * features + block + activations
     )
     rows = placement.most_rows * config.rows.row_bytes + key_memory(config, placement)

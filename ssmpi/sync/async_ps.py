@@ -54,6 +54,7 @@ class AsyncPS(Synchronizer):
 
     Options: ClassVar[type] = AsyncPSOptions
     partner = SYNC_PS
+    steps_elsewhere = True
     no_codec = ""
     exchange: PushPull
 

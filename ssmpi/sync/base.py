@@ -33,6 +33,7 @@ class Synchronizer:
     in_teams = False  # one trainer may run the rounds of all trainers of its host
     sends_factor = False  # the mean is also taken of the trainers' learning-rate factors
     no_codec: ClassVar[str] = "exchanges weights, and a codec leaves out most of what it is given"  # empty: takes one
+    steps_elsewhere = False  # sync PSs step their shards of the weights by pushed sums of gradients
     in_the_step = False  # runs inside the optimizer's step, so that a pace has no rounds to run
 
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:

@@ -20,6 +20,8 @@ from ssmpi.model.replica import Replica
 from ssmpi.roles.common_model import CommonModel
 
 ADAGRAD = DenseOptions(optimizer="adagrad", rate=0.1)
+DENSE = {"async_ps": ADAGRAD, "bmuf": DenseOptions(optimizer="adam", rate=0.1)}
+MEANS = "exp_avg", "exp_avg_sq"  # Adam's
 BMUF, ENCODED = options("bmuf"), options("async_ps", codec="threshold:0.5")
 PAIRS, SINGLES, ONE_PAIR = Topology(4, group=2), Topology(2, 2), Topology(2, group=2)
 
@@ -35,7 +37,7 @@ def with_state(world, options, owners, work):
     replica, member = world.topology.place_of(world.index)
     owned = owners[member] if world.role == "trainer" else WHOLE
     mine = Replica(NETWORK, "fp32", 1, part=Part(network=NETWORK, operators=NETWORK.operators, owned=owned))
-    optimizer = dense_optimizer(ADAGRAD, mine)
+    optimizer = dense_optimizer(DENSE[options.algorithm], mine)
     rows = [SimpleNamespace(values=None) for _ in range(world.topology.threads)]
 
     def live(synchronizers):
@@ -49,7 +51,8 @@ def save(world, options, owners, folder):
 
     def work(live, owned, replica):
         live.replica.vector[:] = owned.of(flat("replica", replica))
-        live.optimizer["sums"][:] = owned.of(flat("sums", replica))
+        for name, values in live.optimizer.items():
+            values[:] = 7 + 2 * replica if name == "step" else owned.of(flat(name, replica))
         live.prefetched[0].values, live.losses[:] = np.full((2, 3), world.rank, np.float32), [0.5 * world.rank]
         for name, values in live.synchronizer.state().items():
             if options.algorithm == "bmuf":
@@ -71,7 +74,7 @@ def resume(world, options, owners, folder, topology):
     def work(live, owned, replica):
         live.replica.vector[:] = owned.of(flat("model"))
         restore(live, checkpoint, world, options.algorithm, WAITING)
-        found = {"replica": live.replica.vector, "sums": live.optimizer["sums"], **live.synchronizer.state()}
+        found = {"replica": live.replica.vector, **live.optimizer, **live.synchronizer.state()}
         return owned, replica, found, live.prefetched[0].values, live.losses
 
     return with_state(world, options, owners, work)
@@ -93,7 +96,9 @@ def test_as_many_replicas_resume_exactly_whoever_holds_them(tmp_path, before, af
     found = resumed(tmp_path, BMUF, GROUPS[before], GROUPS[after], saved_by, topology)
     for rank, (owned, replica, arrays, rows, losses) in enumerate(found):
         np.testing.assert_array_equal(arrays["replica"], owned.of(flat("replica", replica)))
-        np.testing.assert_array_equal(arrays["sums"], owned.of(flat("sums", replica)))
+        for name in MEANS:
+            np.testing.assert_array_equal(arrays[name], owned.of(flat(name, replica)))
+        assert arrays["step"] == 7 + 2 * replica
         for name in ("global", "delta"):
             np.testing.assert_array_equal(arrays[name], owned.of(flat(name)))
         same = saved_by == topology
@@ -105,9 +110,11 @@ def test_as_many_replicas_resume_exactly_whoever_holds_them(tmp_path, before, af
 def test_other_numbers_of_replicas_begin_with_the_model(tmp_path):
     """And with the mean of the optimizers' states."""
     found = resumed(tmp_path, BMUF, BY_ROWS, BY_LAYER, topology=ONE_PAIR)
-    mean = (flat("sums", 0).astype(float) + flat("sums", 1)) / 2
+    means = {name: (flat(name, 0).astype(float) + flat(name, 1)) / 2 for name in MEANS}
     for owned, _, arrays, rows, losses in found:
-        np.testing.assert_array_equal(arrays["sums"], owned.of(mean.astype(np.float32)))
+        for name, mean in means.items():
+            np.testing.assert_array_equal(arrays[name], owned.of(mean.astype(np.float32)))
+        assert arrays["step"] == 8
         np.testing.assert_array_equal(arrays["global"], owned.of(flat("global")))
         assert rows is None
         assert losses == []
@@ -137,9 +144,9 @@ def test_a_parameter_that_no_member_saved_is_named(tmp_path):
 
 def test_the_file_of_a_trainer_alone_has_the_names_that_it_had(tmp_path):
     over_threads(SINGLES, save, BMUF, (WHOLE,), tmp_path)
-    vectors = ("replica", "dense/sums", "sync/global", "sync/delta", "sync/reference")
+    vectors = ("replica", "dense/exp_avg", "dense/exp_avg_sq", "sync/global", "sync/delta", "sync/reference")
     names = {f"{vector}/{name}" for vector in vectors for name, _ in NETWORK.layout}
-    assert set(files.read(tmp_path / "trainer-0000.h5")) == names | {"held/0", "losses"}
+    assert set(files.read(tmp_path / "trainer-0000.h5")) == names | {"dense/step", "held/0", "losses"}
 
 
 def gather(world, owners):

@@ -83,11 +83,15 @@ def same(one, other):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_one_thread_goes_on_as_if_it_had_not_been_killed(tmp_path, small_data):
+ADAM = ("dense.optimizer=adam", "dense.rate=0.001", "embedding.optimizer=adam", "embedding.rate=0.01")
+
+
+@pytest.mark.parametrize("optimizers", [(), ADAM], ids=["adagrad", "adam"])
+def test_one_thread_goes_on_as_if_it_had_not_been_killed(tmp_path, small_data, optimizers):
     """Killed between two batches: in the midst of a piece, in the second pass, and at the very first."""
-    through = train_over_threads(tmp_path / "through", small_data, *ONE)
+    through = train_over_threads(tmp_path / "through", small_data, *ONE, *optimizers)
     kills = [Kill(Progress, "record", number) for number in (30, 25, 1)]
-    killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE)
+    killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE, *optimizers)
     same(through, killed)
     tail = killed.losses()
     np.testing.assert_array_equal(tail, through.losses()[-len(tail) :])

@@ -158,8 +158,15 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("data.block_rows=64", "block_rows = 64 is less than batch_size = 128"),
         ("data.handout=random", "handout is 'dynamic' or 'static'"),
         ("data.passes=0", "passes must be at least 1"),
-        ("embedding.optimizer=adagrad", "optimizer = 'adagrad' is none; did you mean 'rowwise_adagrad'?"),
-        ("dense.optimizer=adam", "optimizer is 'sgd' or 'adagrad'"),
+        ("embedding.optimizer=adagrad", "optimizer = 'adagrad' is no optimizer; did you mean 'rowwise_adagrad'?"),
+        ("embedding.optimizer=adamx", "optimizer = 'adamx' is no optimizer; did you mean 'adam'?"),
+        ("dense.optimizer=adamm", "optimizer = 'adamm' is no optimizer; did you mean 'adam'?"),
+        ("dense.beta1=1", "dense.beta1 must be in [0, 1), got 1"),
+        ("embedding.beta2=-0.1", "embedding.beta2 must be in [0, 1), got -0.1"),
+        ("dense.weight_decay=-1e-4", "dense.weight_decay must be at least 0, got -0.0001"),
+        ("embedding.weight_decay=-1", "embedding.weight_decay must be at least 0, got -1"),
+        ("dense.clip_norm=-1", "dense.clip_norm must be at least 0, got -1"),
+        ("embedding.clip_value=-1", "embedding.clip_value must be at least 0, got -1"),
         ("dense.rate=-1", "rate must be at least 0"),
         ("run.seed=-1", "seed must be in [0, 2^31)"),
         ("run.folder=", "folder must not be empty"),
@@ -207,6 +214,29 @@ def test_bad_settings_are_refused(tmp_path, override, message):
     with pytest.raises(UserError) as error:
         read(tmp_path, override)
     assert message in str(error.value)
+
+
+PUSHED = ("sync.algorithm=async_ps", "topology.sync_ps=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            (*PUSHED, "dense.optimizer=adam"),
+            "with sgd or adagrad: set dense.optimizer = 'adagrad', or another algorithm",
+        ),
+        ((*PUSHED, "dense.weight_decay=0.1"), "and dense.weight_decay = 0.1 is for each step's: set it to 0"),
+        ((*PUSHED, "dense.clip_norm=1"), "and dense.clip_norm = 1 is for each step's: set it to 0"),
+        (
+            ("topology.group=2", "topology.trainers=2", "hierarchy.plan=data", "dense.clip_norm=1"),
+            "dense.clip_norm = 1 needs all of a step's gradient, and a member of a group has that of what it owns",
+        ),
+    ],
+)
+def test_optimizers_that_no_rank_could_compute_are_refused(tmp_path, overrides, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        read(tmp_path, *overrides)
 
 
 def numbers(cls=Config, prefix=""):

@@ -18,8 +18,14 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.files.log import log
 
-OPTIMIZERS = ("sgd", "rowwise_adagrad")
-LAYOUTS = ({"optimizer": "sgd"}, {}, {"weight": True}, {"optimizer": "sgd", "weight": True})
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam", "partial_rowwise_adam")
+LAYOUTS = (
+    {"optimizer": "sgd"},
+    {},
+    {"weight": True},
+    {"optimizer": "sgd", "weight": True},
+    {"optimizer": "adam", "weight": True},
+)
 
 
 @pytest.fixture(autouse=True)

@@ -95,7 +95,7 @@ def assert_same(lane, one, batches, within):
 
 
 @pytest.mark.parametrize("plan", ["data", "stages"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("group", [2, 3, 4])
 @pytest.mark.parametrize("name", ["dlrm", "dcn_v2", "deepfm"])
 def test_a_lane_is_one_trainer(name, group, optimizer, plan):

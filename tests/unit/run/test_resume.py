@@ -96,12 +96,22 @@ def assert_same(run, reference):
 
 
 DEEPFM = ("model.name=deepfm", "model.deepfm.deep=[16]", "embedding.rate=0.05")
+ADAM = (
+    "dense.optimizer=adam", "dense.rate=0.001", "dense.weight_decay=1e-4", "dense.clip_norm=0.5",
+    "embedding.optimizer=adam", "embedding.rate=0.01", "embedding.weight_decay=1e-4", "embedding.clip_value=0.1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("prefetch", "servers", "network"),
-    [("true", [0], ()), ("true", [2], ()), ("false", [2], ()), ("false", [2, 3, 1], DEEPFM)],
-    ids=["no PS", "2 PSs", "2 PSs, no prefetch", "DeepFM on 2, 3, 1 PSs"],
+    [
+        ("true", [0], ()),
+        ("true", [2], ()),
+        ("false", [2], ()),
+        ("false", [2, 3, 1], DEEPFM),
+        ("false", [2, 3, 1], (*DEEPFM, *ADAM)),
+    ],
+    ids=["no PS", "2 PSs", "2 PSs, no prefetch", "DeepFM on 2, 3, 1 PSs", "DeepFM by Adam on 2, 3, 1 PSs"],
 )
 def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, prefetch, servers, network):
     """Also where rows have a vector and a first-order weight and move to another number of embedding PSs."""
