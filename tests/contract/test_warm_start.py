@@ -67,10 +67,11 @@ def train_with_kills(folder, data, kills, *overrides):
     """A run over threads in which each of ``kills``, context managers, makes a ``KilledError`` come."""
     config = write_run_file(folder, data, *overrides)
     run_folder.make(Path(config.run.folder), config, overwrite=False)
+    others = set(threading.enumerate())  # that other tests of this process have left
     for number, kill in enumerate(kills, 1):
         with kill, pytest.raises(KilledError):
             over_threads(config.topology, play, config, folder / "memory", number)
-        for thread in {each for each in threading.enumerate() if each.name.startswith(("worker", "shadow"))}:
+        for thread in {each for each in threading.enumerate() if each.name.startswith(("worker", "shadow"))} - others:
             thread.join(PATIENCE)  # unlike killed ones they end at their next message only
     over_threads(config.topology, play, config, folder / "memory", len(kills) + 1)
     return Run(Path(config.run.folder))
