@@ -56,7 +56,8 @@ mpi_environment() {  # what lets Open MPI start fast, run as root, share cores; 
   eval "$settings"
 }
 
-two_ranks() {  # whether mpirun and mpi4py understand each other
+two_ranks() {  # whether mpirun and mpi4py understand each other, and mpi4py finds its library without mpirun too
+  python -P -c 'import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI' 2>/dev/null || return
   [ "$(timeout 60 mpirun -n 2 python -P -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)' 2>/dev/null | sort -u)" = 2 ]
 }
 
