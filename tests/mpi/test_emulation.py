@@ -54,6 +54,7 @@ def test_members_of_a_group_train_behind_their_links(tmp_path, small_data):
     arguments = ("--group", "2", "--trainers", "2", "--only", "data", "--seconds", "0.6", "--rank-link-mb", "10")
     finished = ssmpi("bench", "cluster", *words, *arguments, "--folder", tmp_path).check()
     (row,) = json.loads((tmp_path / "cluster.json").read_text())["rows"]
-    assert row["predicted_eps"] == pytest.approx(2 * 32 / (0.05 + 4 * 475_985 / 10e6), rel=1e-3)
+    alone = 2 * 32 / (0.05 + 4 * 475_985 / 10e6)  # without what the messages of one lane wait for those of the other
+    assert 0.9 * alone < row["predicted_eps"] <= alone
     assert 0 < row["eps"] / row["predicted_eps"] < 1.5
     assert "groups of 2, data, 10 MB/s" in finished.out
