@@ -15,6 +15,7 @@ from ssmpi.comm.failure import say
 from ssmpi.core.errors import DataError, json_problem
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.schema import EXTENDS, MANIFEST_NAME, VOCABULARY_NAME, Manifest, read_manifest
+from ssmpi.embedding.placement import Placement, place
 
 SHOWN = 3  # features of a kind, in a message
 KEY = "data"  # in the state of a model's or checkpoint's manifest
@@ -57,6 +58,10 @@ class DataOrigin:
             raise DataError(
                 f"{model / store.MANIFEST_NAME}: damaged: {problem}. {model_files.remedy(model)}"
             ) from error
+
+    def placed(self, servers: int) -> Placement:
+        """The tables of this data, spread over so many embedding PSs, at least one."""
+        return place(self.cardinalities, max(1, servers), self.features.ids_per_row)
 
     def state(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,20 +12,25 @@ from ssmpi.compiled.jit import njit
 
 @dataclass  # not frozen: construction would take three times as long, in every step
 class Batch:
-    """ids int32 (batch, sparse features); dense float32 (batch, dense features); labels float32 (batch,), NaN in
-    unlabelled data.
+    """ids int32 (batch, sparse features), or bags where features are lists; dense float32 (batch, dense features);
+    labels float32 (batch,), NaN in unlabelled data.
     """
 
-    ids: np.ndarray
+    ids: Any  # np.ndarray, and Bags in the subclass
     dense: np.ndarray
     labels: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.labels)
 
-    def first(self, rows: int) -> Batch:
-        """The first ``rows`` rows, as views."""
-        return Batch(self.ids[:rows], self.dense[:rows], self.labels[:rows])
+    def part(self, start: int, stop: int) -> Batch:
+        """Some rows, as views."""
+        return Batch(self.ids[start:stop], self.dense[start:stop], self.labels[start:stop])
+
+    def column(self, feature: int) -> np.ndarray:
+        """The ids of a sparse feature with one id, int32 (batch,)."""
+        found: np.ndarray = self.ids[:, feature]
+        return found
 
     def like(self, rows: int) -> Batch:
         """Fresh arrays for so many rows."""

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DamageError, DataError
 from ssmpi.core.settings import COUNT, require, within
 from ssmpi.data import columns
+from ssmpi.data.bag_batch import BagBatch, ListError, ListReader
 from ssmpi.data.batch import Batch
-from ssmpi.data.schema import Manifest, open_shard, read_manifest
+from ssmpi.data.schema import MAKE_AGAIN, Manifest, open_shard, read_manifest
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class SplitReader:
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
         self.rows = sum(entry.rows for entry in self.shards)
+        self._lists = ListReader(self.manifest.features)
         self._found: dict[int, dict[str, tuple[int, int]]] = {}
         self.blocks = [
             Block(s, start, min(start + block_rows, entry.rows))
@@ -97,8 +99,20 @@ class SplitReader:
         if rows is None:
             rows = max((block.rows for block in self.blocks), default=0)
         features = self.manifest.features
+        if features.lists:
+            return BagBatch.empty(rows, features)
         ids, dense = (rows, len(features.sparse)), (rows, len(features.dense))
         return Batch(np.empty(ids, np.int32), np.empty(dense, np.float32), np.full(rows, np.nan, np.float32))
+
+    def blank(self, rows: int) -> Batch:
+        """Rows of zeros, one id in each list."""
+        found = self.buffer(rows)
+        found.dense[:], found.labels[:] = 0.0, 0.0
+        if isinstance(found, BagBatch):
+            found.ids.set_zeros()
+        else:
+            found.ids[:] = 0
+        return found
 
     def means(self, most: int = 8192) -> np.ndarray:
         """Means of the dense features over the first rows, at most so many of the first shard; float32 (features,)."""
@@ -108,18 +122,23 @@ class SplitReader:
     def read(self, block: Block, buffer: Batch | None = None) -> Batch:
         """Read one block, into ``buffer``, which is overwritten, or into new arrays."""
         path = self.folder / self.shards[block.shard].file
-        out = (buffer or self.buffer()).first(block.rows)
+        out = (buffer or self.buffer()).part(0, block.rows)
         try:
             places = self._places(block.shard)
             with path.open("rb", buffering=0) as file:
-                for name, into in (("ids", out.ids), ("dense", out.dense)):
-                    columns.read_rows(file, places[name][0], block.start, into)
+                if isinstance(out, BagBatch):
+                    self._lists.read(file, places, block.start, out)
+                else:
+                    columns.read_rows(file, places["ids"][0], block.start, out.ids)
+                columns.read_rows(file, places["dense"][0], block.start, out.dense)
                 if self.manifest.labelled:
                     labels = np.empty(block.rows, np.uint8)
                     columns.read_rows(file, places["label"][0], block.start, labels)
                     out.labels[:] = labels
         except OSError as error:
             raise DataError(f"{path}: rows {block.start} to {block.stop} cannot be read ({error})") from error
+        except ListError as error:
+            raise DamageError(path, str(error), MAKE_AGAIN) from error
         return out
 
     def _places(self, shard: int) -> dict[str, tuple[int, int]]:
@@ -132,8 +151,7 @@ class SplitReader:
 def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
     """Cut a block into batches, which are views of it; the last batch may be smaller."""
     for start in range(0, len(block), batch_size):
-        rows = slice(start, start + batch_size)
-        yield Batch(block.ids[rows], block.dense[rows], block.labels[rows])
+        yield block.part(start, start + batch_size)
 
 
 def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
@@ -164,7 +182,7 @@ class BatchCutter:
         buffer, found = next(self._buffers)
         count = min(self._rows, len(order) - start)
         if count < self._rows:
-            buffer = buffer.first(count)
+            buffer = buffer.part(0, count)
             found = list(batches(buffer, self._batch_size))
         buffer.take(order, start, block)
         return found

@@ -126,9 +126,11 @@ class Manifest:
 
     @property
     def group(self) -> int | None:
-        """The sparse feature that the schema named as its group, which metrics by group are of; None without one."""
+        """The sparse feature that the schema named as its group, which metrics by group are of; None without one, or if
+        it is a list.
+        """
         name = self.provenance.get("arguments", {}).get("schema.group")
-        return self.features.sparse.index(name) if name in self.features.sparse else None
+        return self.features.sparse.index(name) if name in self.features.one_id else None
 
     def has_rows(self, name: str) -> bool:
         """Whether there is such a split with anything in it."""

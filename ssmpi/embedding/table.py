@@ -35,7 +35,9 @@ class EmbeddingOptions:
     ``prefetch`` a thread asks for the next batch's rows before it trains on this one: the round trip is hidden, and
     rows are one of its own batches old. Without, one thread computes exactly what a single process would.
     ``transport`` is how a trainer reaches a PS: ``shared`` maps its memory and works on the rows in place, ``messages``
-    does not, ``auto`` is ``shared`` where both are on one host. Results are the same.
+    does not, ``auto`` is ``shared`` where both are on one host. Results are the same. ``pooling`` is who pools
+    lists of ids whose rows are reached by messages: ``server`` before it sends them, ``trainer``, or ``auto``, by what
+    is less to send.
     """
 
     dim: int = 16
@@ -45,6 +47,7 @@ class EmbeddingOptions:
     initial_state: float = 3e-4
     prefetch: bool = True
     pushes_in_flight: int = 4
+    pooling: str = "auto"
     transport: str = "auto"
 
     def __post_init__(self) -> None:
@@ -53,6 +56,10 @@ class EmbeddingOptions:
         require(
             self.transport in ("auto", "shared", "messages"),
             f"transport is 'auto', 'shared' or 'messages', got {self.transport!r}",
+        )
+        require(
+            self.pooling in ("auto", "server", "trainer"),
+            f"pooling is 'auto', 'server' or 'trainer', got {self.pooling!r}",
         )
         within("pushes_in_flight", self.pushes_in_flight, 1, 1000)
 
@@ -128,7 +135,7 @@ class Arena(RowArray):
         count = placement.rows_of(server)
         memory = memory or PrivateMemory()
         super().__init__(options, memory.allocate(count * options.row_bytes), count)
-        self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
+        self.placement, self.parts, self.cardinalities = placement, placement.parts_of(server), placement.cardinalities
         if not memory.kept:
             self._fill(seed)
 

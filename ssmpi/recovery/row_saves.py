@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ssmpi.checkpoint import store
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.rows.saver import SaveSchedule
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.settings import SECONDS
 from ssmpi.data.schema import read_manifest
-from ssmpi.embedding.placement import place
 from ssmpi.files.log import log
 from ssmpi.recovery.choice import FULL, PARTIAL
 from ssmpi.recovery.explain import summary
@@ -85,8 +85,8 @@ class PolicyInputs:
     def __init__(self, config: Config) -> None:
         self._config, self._run = config, Path(config.run.folder)
         self._examples = expected_examples(config)
-        cardinalities = read_manifest(Path(config.data.folder)).cardinalities
-        size = place(cardinalities, config.topology.embedding_ps).most_rows * config.rows.row_bytes
+        placement = DataOrigin.of_data(Path(config.data.folder)).placed(config.topology.embedding_ps)
+        size = placement.most_rows * config.rows.row_bytes
         self._estimated = Source(ESTIMATED, estimated(size, background=config.checkpoint.background))
         self.refresh()
 

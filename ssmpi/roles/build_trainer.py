@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.stop import Stop
+    from ssmpi.embedding.placement import Placement
     from ssmpi.model.part import Part
 
 Saved = Checkpoint | WarmState
@@ -67,10 +68,10 @@ def warn(config: Config, world: World) -> None:
         log.warning(f"no kernels for {slow}: all of the network is computed by torch's autograd, which is slower")
 
 
-def tables(config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> Tables:
+def tables(config: Config, world: World, placement: Placement, start: Start) -> Tables:
     """The embedding tables: new, from surviving memory, or with the rows of a saved model."""
-    with during(placing(cardinalities, config.topology.embedding_ps, start)):
-        return Tables(config, world, cardinalities, start)
+    with during(placing(placement.cardinalities, config.topology.embedding_ps, start)):
+        return Tables(config, world, placement, start)
 
 
 def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory, part: Part | None = None) -> Replica:
@@ -97,7 +98,7 @@ def dense_model(
         replica.vector[:] = replica.load(model / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
     with during("loading kernels, compiling those that are new here"):
-        compile_kernels(config, replica, optimizer)
+        compile_kernels(config, replica, optimizer, reader.blank(2))
     return replica, optimizer, lanes.of(config, world, replica)
 
 

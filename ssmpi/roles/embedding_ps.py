@@ -15,7 +15,6 @@ from ssmpi.comm.push_counts import AppliedPushes
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.core.errors import DataError
-from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, scope_of
@@ -45,7 +44,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     arena, memory = arena_in(start.memory, config, world.index, start.checkpoint)
     load_rows(config, arena, start, world.index)
     shared = config.embedding.transport != "messages"
-    scope = scope_of(place(arena.cardinalities, config.topology.embedding_ps), world.index)
+    scope = scope_of(arena.placement, world.index)
     counts = start.memory.part(COUNTS, shared=shared) if config.tracking.counts else None
     saving = config.saves_rows and start.memory.holds(ROWS)
     tracker = tracked(config, arena, scope, counts) if counts else None

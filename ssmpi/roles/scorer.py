@@ -28,8 +28,8 @@ class Scorer:
     def __init__(self, config: Config, world: World, model: Path) -> None:
         self._config, self._world = config, world
         world.start_heartbeat(config.waiting)
-        cardinalities = DataOrigin.of_model(model, config.data.folder).cardinalities
-        self._tables = Tables(config, world, cardinalities, Start(model))
+        placement = DataOrigin.of_model(model, config.data.folder).placed(config.topology.embedding_ps)
+        self._tables = Tables(config, world, placement, Start(model))
         self._replica = Replica(config.network, config.model.precision, config.run.seed)
         self._replica.vector[:] = self._replica.load(model / "dense.h5")
 

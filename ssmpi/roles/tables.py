@@ -13,7 +13,7 @@ from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
 from ssmpi.embedding.local_tables import LocalTables
-from ssmpi.embedding.placement import place
+from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.recovery.start import Start
@@ -48,9 +48,9 @@ class Tables:
     messages.
     """
 
-    def __init__(self, config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> None:
+    def __init__(self, config: Config, world: World, placement: Placement, start: Start) -> None:
         servers = config.topology.embedding_ps
-        self._options, self.placement = config.rows, place(cardinalities, max(1, servers))
+        self._options, self.placement = config.rows, placement
         self.transport: LocalTables | RemoteTables
         self.sent = SentPushes(start.memory, config.topology.threads, servers)
         if servers:

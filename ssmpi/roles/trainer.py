@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmpi import sync
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.manager import CheckpointManager
 from ssmpi.checkpoint.trainer_state import SELECTION, LiveState, TrainerState
 from ssmpi.comm import failure
@@ -57,7 +58,8 @@ class Trainer:
         saved, memory = build_trainer.saved_state(config, world, start), start.memory
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows
-        self.tables = build_trainer.tables(config, world, manifest.cardinalities, start)
+        placement = DataOrigin.of_data(self._reader.folder, manifest).placed(config.topology.embedding_ps)
+        self.tables = build_trainer.tables(config, world, placement, start)
         self.replica, self.optimizer, self._lanes = build_trainer.dense_model(config, world, self._reader, start)
         self.progress = build_trainer.progress(config, rows, saved, memory, world.index)
         self._stop = Stop(stop_requested)

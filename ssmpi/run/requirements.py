@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Collection
 from pathlib import Path
 
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.memory_file import HEADER
 from ssmpi.config import Config
 from ssmpi.core.errors import DataError, SettingsError
@@ -16,7 +17,7 @@ from ssmpi.core.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.core.settings import COUNT
 from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
-from ssmpi.data.schema import Manifest, read_manifest
+from ssmpi.data.schema import Manifest
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
@@ -65,8 +66,9 @@ def splits_to_score(config: Config, manifest: Manifest, overridden: Collection[s
 
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
     """Which PS holds which rows. Table sizes come from the data's manifest or from ``tables_file``."""
-    cardinalities = read_tables(tables_file) if tables_file else read_manifest(Path(config.data.folder)).cardinalities
-    return place(cardinalities, max(1, config.topology.embedding_ps))
+    if tables_file:
+        return place(read_tables(tables_file), max(1, config.topology.embedding_ps))
+    return DataOrigin.of_data(Path(config.data.folder)).placed(config.topology.embedding_ps)
 
 
 def read_tables(path: Path) -> tuple[int, ...]:

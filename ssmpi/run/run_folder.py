@@ -14,12 +14,12 @@ from pathlib import Path
 
 from ssmpi import __version__
 from ssmpi.checkpoint import disk
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.config import Config, save
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.run_options import EvaluateOptions
 from ssmpi.data.reader import SplitReader
-from ssmpi.embedding.placement import place
 from ssmpi.files import atomic_file, result_marker, run_files
 from ssmpi.files.run_files import LOCKS, NETWORK, RUN_FILE, VERSIONS
 from ssmpi.host import git_commit
@@ -54,7 +54,7 @@ def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> Split
     check_stopping_rule(config.evaluate, reader)
     for split in splits_to_score(config, reader.manifest, overridden):
         SplitReader(reader.folder, split, config.data.block_rows).check()  # now rather than after training
-    place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
+    DataOrigin.of_data(reader.folder, reader.manifest).placed(config.topology.embedding_ps)
     return reader
 
 

@@ -17,7 +17,6 @@ from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.rows.store import RowStore, path_of
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
-from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.files.log import log
 from ssmpi.files.run_files import checkpoint_number
@@ -66,7 +65,7 @@ def arena_in(memory: RankMemory, config: Config, index: int, model: Path | None 
     """
     setting = config.data.folder
     origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
-    placement = place(origin.cardinalities, config.topology.embedding_ps)
+    placement = origin.placed(config.topology.embedding_ps)
     part = memory.part(ROWS, shared=config.embedding.transport != "messages")
     return Arena(config.rows, placement, index, config.run.seed, part), part
 
@@ -83,7 +82,7 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
         log.warning(f"{error}. Its rows come from a checkpoint instead")
         saved = None
     rows, base = len(arena.weights), saved.base.header.checkpoint if saved else -1
-    per_sample = sum(1.0 / part.stride for part in arena.parts)  # each table is looked up once
+    per_sample = arena.placement.lookups_of(index)
     left, newest = saved.unsaved if saved else (0.0, 0)
     loaded, taken, source = 0, 0, SEED
     for checkpoint in checkpoints:
