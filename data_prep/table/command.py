@@ -16,7 +16,8 @@ from data_prep.preparation import Preparation, RawSource
 from data_prep.ranks import Ranks
 from data_prep.raw.sources import open_sources
 from data_prep.splits import parse_fractions
-from data_prep.table.schema import Schema, SplitRule, read_schema
+from data_prep.table.schema import Schema, SplitRule
+from data_prep.table.schema_file import read_schema
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary
 from ssmpi.core.errors import DataError, UserError

@@ -16,7 +16,8 @@ from data_prep.ranks import BadRowError, RawDataError
 from data_prep.raw.sources import CHANGED
 from data_prep.table.arrow_strings import ARROW, missing_values
 from data_prep.table.files import require_columns
-from data_prep.table.rows import Place, TableFormat, TableRows, without
+from data_prep.table.format import TableFormat
+from data_prep.table.rows import Place, TableRows, without
 from data_prep.table.schema import INTEGER, NUMBER, STRING, TIMESTAMP, Schema
 from ssmpi.core.errors import DataError
 

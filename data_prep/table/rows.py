@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.preparation import RawSource, RowFormat, Rows, Tally
-from data_prep.ranks import RawDataError
+from data_prep.preparation import Tally
 from data_prep.shards.shard_layout import draw_shards
 from data_prep.table.arrow_strings import EncodedStrings, tokens_of
 from data_prep.table.schema import REFUSE, STRING, Label, Schema
@@ -230,77 +228,6 @@ def _numbers(column: pa.Array) -> np.ndarray:
         column = column.cast(pa.int64())
     found: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return found
-
-
-class TableFormat(RowFormat):
-    """What the formats of tables have in common."""
-
-    token_type = np.uint64
-    packs_floats = True
-
-    def __init__(self, schema: Schema, seed: int, only_train: bool) -> None:
-        self.schema = schema
-        self.features = schema.features
-        self.transform = ", ".join(f"{name}: {column.transform}" for name, column in schema.dense.items()) or "none"
-        self.splits_rows = schema.split.by != "rows"
-        self._builder = RowBuilder(schema, seed, only_train)
-
-    def least_count(self, feature: int, options: Any) -> int:
-        """That of the schema, else of the command line."""
-        return self.schema.categorical[self.features.sparse[feature]].min_count or options.min_count
-
-    def hash_range(self, feature: int) -> int:
-        """That of the schema."""
-        return self.schema.categorical[self.features.sparse[feature]].hash
-
-    def largest(self, found: Any) -> list[int]:
-        """All bits of float32."""
-        return [2**32 - 1] * len(self.features.dense)
-
-    def fitted(self, moments: np.ndarray) -> dict[str, Any]:
-        """Names, ranges of hashed features, and mean and standard deviation of dense ones."""
-        number = np.maximum(moments[:, 0], 1)
-        mean = moments[:, 1] / number
-        deviation = np.sqrt(np.maximum(moments[:, 2] / number - mean * mean, 0))
-        scale = np.stack([mean, np.where(deviation > 0, deviation, 1)], axis=1)
-        hashed = {name: column.hash for name, column in self.schema.categorical.items() if column.hash}
-        about = {"features": list(self.features.sparse), "hashed": hashed, "scale": scale.tolist()}
-        return about | {"table": self.schema.columns_identity()}
-
-    def check(self, records: Sequence[Any], sources: Sequence[RawSource], *, fitting: bool) -> None:
-        """Refuse a feature to fit that is missing in every row, and files that are not in the order of time."""
-        rows = sum(record.rows for record in records)
-        missing = np.sum([record.missing for record in records], axis=0)
-        for name, count in zip(self.features.dense + self.features.sparse, missing, strict=True):
-            if fitting and rows and count == rows:
-                raise RawDataError(
-                    f"column {name!r} is missing in all {rows:,} rows; take it out of {self.schema.path}"
-                )
-        last = None
-        for record in (one for one in records if one.times):
-            if last and record.times[0] < last.times[1]:
-                name, path, before = self.schema.time, sources[record.source].path, sources[last.source].path
-                raise RawDataError(
-                    f"{path}: {name} begins at {record.times[0]:g}, before {last.times[1]:g} in {before}, but the "
-                    'split goes by the order of rows; sort the rows and files by time, or write split.by = "time"'
-                )
-            last = record
-
-    def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
-        """The bits of float32 values after their transforms."""
-        assert isinstance(rows, TableRows)
-        out = np.empty((rows.rows, len(rows.dense)), dtype=np.float32)
-        for f, column in enumerate(self.schema.dense.values()):
-            values = rows.dense[f]
-            if isinstance(column.missing, int | float):
-                values = np.where(np.isnan(values), column.missing, values)
-            if column.transform == "log1p":
-                values = np.log1p(np.maximum(values, 0))
-            elif column.transform == "standardize":
-                mean, deviation = fitted["scale"][f]
-                values = (values - mean) / deviation
-            out[:, f] = np.nan_to_num(values, nan=0.0)
-        return out.view(np.uint32).astype(np.int64)
 
 
 def without(rows: TableRows, bad: Mapping[int, Problem]) -> TableRows:

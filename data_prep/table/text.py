@@ -19,7 +19,8 @@ from data_prep.raw.pieces import TextPiece, open_pieces, units
 from data_prep.raw.sources import TextStream, estimated_lines, line_of
 from data_prep.table.arrow_strings import ARROW
 from data_prep.table.files import require_columns
-from data_prep.table.rows import Place, Problem, TableFormat, TableRows, without
+from data_prep.table.format import TableFormat
+from data_prep.table.rows import Place, Problem, TableRows, without
 from data_prep.table.schema import Schema
 
 CONVERSION = re.compile(r"In CSV column #(\d+): .*invalid value '(.*)'", re.DOTALL)

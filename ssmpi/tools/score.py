@@ -169,7 +169,7 @@ def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple
 
 def check_schema(path: Path, origin: DataOrigin) -> None:
     """DataError if a schema names other features than those that a model was trained on."""
-    from data_prep.table.schema import read_schema
+    from data_prep.table.schema_file import read_schema
 
     if (features := read_schema(path).features) != origin.features:
         raise DataError(
