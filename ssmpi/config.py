@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ssmpi import sync
 from ssmpi.comm.waiting import WaitOptions
@@ -39,6 +39,18 @@ SHORTEST = (
     "the shortest run file is the line 'data.folder = \"FOLDER\"', which names a folder that 'ssmpi-prepare' made; "
     "README.md has a longer one under 'Run files'"
 )
+
+
+class HasTables(Protocol):
+    """The part of a data set's description that places its tables."""
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """Rows of each table; 0 of a keyed one."""
+
+    @property
+    def features(self) -> Features:
+        """The features."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +175,12 @@ class Config:
         self._check_places(network)
         return copy
 
-    def placement(self, sizes: Sequence[int]) -> Placement:
-        """Which embedding PS, or the trainer, holds which rows of tables of these sizes; SettingsError if these are not
-        what ``embedding.table`` is for.
+    def placement(self, data: HasTables) -> Placement:
+        """Which embedding PS, or the trainer, holds which rows of the tables of this data; SettingsError if these are
+        not what ``embedding.table`` is for.
         """
-        return place(sizes, max(1, self.topology.embedding_ps), self.embedding.keyed)
+        servers, lengths = max(1, self.topology.embedding_ps), data.features.ids_per_row
+        return place(data.cardinalities, servers, self.embedding.keyed, lengths)
 
     @property
     def places(self) -> Places:

@@ -88,7 +88,7 @@ def make_lists_dataset(folder, rows, seed=0, shard=700, features=WITH_LISTS, car
 
 def draw_lists(generator, effects, features, rows):
     """Columns; clicks depend on the pooled effects."""
-    ids = np.stack([generator.integers(len(effects[n]), size=rows) for n in features.one_id] or [np.zeros((0, rows))]).T
+    ids = np.array([generator.integers(len(effects[n]), size=rows) for n in features.one_id]).reshape(-1, rows).T
     dense = np.log1p(generator.exponential(5.0, (rows, len(features.dense)))).astype(np.float32)
     logit = -0.5 + 0.3 * dense[:, 0] + sum(effects[n][ids[:, f].astype(int)] for f, n in enumerate(features.one_id))
     names = features.list_names

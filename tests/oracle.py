@@ -59,9 +59,10 @@ def scheduled(schedule, examples):
 class PlainDLRM(nn.Module):
     """One process, one thread, ``nn.EmbeddingBag``: DLRM as in the paper, ssmpi's rule for initial values."""
 
-    def __init__(self, bottom, top, cardinalities, dim, seed):
+    def __init__(self, bottom, top, cardinalities, dim, seed, dense=13):
         super().__init__()
-        self.bottom, self.top = self._mlp([13, *bottom]), self._mlp([dim + 27 * 26 // 2, *top])
+        tables = len(cardinalities)
+        self.bottom, self.top = self._mlp([dense, *bottom]), self._mlp([dim + (tables + 1) * tables // 2, *top])
         generator = np.random.default_rng([seed, 0])
         for layer in (*self.bottom, *self.top):
             outputs, inputs = layer.weight.shape
@@ -84,12 +85,19 @@ class PlainDLRM(nn.Module):
         x = dense
         for layer in self.bottom:
             x = layer(x).relu()
-        vectors = [x] + [table(ids[:, f : f + 1]) for f, table in enumerate(self.tables)]
-        dots = [(vectors[i] * vectors[j]).sum(dim=1) for i in range(27) for j in range(i)]
+        vectors = [x, *self.vectors(ids)]
+        dots = [(vectors[i] * vectors[j]).sum(dim=1) for i in range(len(vectors)) for j in range(i)]
         z = torch.cat([x, torch.stack(dots, dim=1)], dim=1)
         for layer in self.top[:-1]:
             z = layer(z).relu()
         return self.top[-1](z).squeeze(1)
+
+    def vectors(self, ids):
+        return [table(ids[:, f : f + 1]) for f, table in enumerate(self.tables)]
+
+    @staticmethod
+    def ids_of(batch):
+        return torch.from_numpy(batch.ids)
 
     @property
     def dense_parameters(self):
@@ -117,7 +125,7 @@ class PlainDLRM(nn.Module):
             for optimizer, rate in zip(optimizers, rates, strict=True):
                 optimizer.param_groups[0]["lr"] = rate * scheduled(schedule, examples)
             examples += len(batch.labels)
-            logits = self(torch.from_numpy(batch.dense), torch.from_numpy(batch.ids))
+            logits = self(torch.from_numpy(batch.dense), self.ids_of(batch))
             loss = nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
             self.zero_grad()
             loss.backward()
@@ -125,6 +133,27 @@ class PlainDLRM(nn.Module):
                 optimizer.step()
             losses.append(loss.item())
         return np.array(losses)
+
+
+class PlainListDLRM(PlainDLRM):
+    """The same over bags of ids: sums with a weight of each id, since torch has no weighted mean."""
+
+    def vectors(self, ids):
+        return [table(*bags) for table, bags in zip(self.tables, ids, strict=True)]
+
+    @staticmethod
+    def ids_of(batch):
+        """By feature: all ids int64, where each bag begins, weights."""
+        bags, count = batch.ids, batch.ids.features
+        found = []
+        for feature in range(count):
+            spans = [slice(bags.starts[b], bags.starts[b + 1]) for b in range(feature, len(bags) * count, count)]
+            lengths = [span.stop - span.start for span in spans]
+            ids = np.concatenate([bags.ids[span] for span in spans]).astype(np.int64)
+            weights = np.concatenate([bags.weights[span] for span in spans])
+            starts = torch.tensor([0, *np.cumsum(lengths[:-1])])
+            found.append((torch.from_numpy(ids), starts, torch.from_numpy(weights)))
+        return found
 
 
 class PlainDeepFM(PlainDLRM):
@@ -181,13 +210,13 @@ def plain_model(config, cardinalities):
     return PlainDLRM(config.model.bottom, config.model.top, cardinalities, dim, seed)
 
 
-def train_plainly(config, cardinalities, batches, before=lambda number, model, sparse: None):
+def train_plainly(config, cardinalities, batches, before=lambda number, model, sparse: None, model=None):
     """A run's model and optimizers in one process, trained on ``batches``: the model and its losses. ``before`` as in
-    ``train_on``.
+    ``train_on``; ``model`` if it is not the one of the settings.
     """
     torch.set_num_threads(1)
     mine, theirs = config.dense, config.embedding
-    model = plain_model(config, cardinalities)
+    model = model or plain_model(config, cardinalities)
     tables = [table.weight for table in model.tables]
     if mine.optimizer == "sgd":
         dense = torch.optim.SGD(model.dense_parameters, mine.rate)

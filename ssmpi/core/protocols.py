@@ -4,8 +4,8 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -58,6 +58,14 @@ class DenseOptimizer(DenseStep, Protocol):
         """Its state by name: live arrays."""
 
 
+class Request(NamedTuple):
+    """A message to a server: its kind and payload, and the array that its reply goes to."""
+
+    kind: int
+    payload: np.ndarray
+    reply: np.ndarray
+
+
 class RowSet(Protocol):
     """Unique rows in the order of their servers, as much of a lookup as an update needs."""
 
@@ -103,6 +111,14 @@ class RowLookup(RowSet, Protocol):
 
     def summed(self, gradients: np.ndarray) -> np.ndarray:
         """Gradients of ``values`` summed by row, float32 (unique rows, width)."""
+
+    def request(self, server: int) -> Request:
+        """What to ask a server for whose rows are not mapped."""
+
+    def bag_pushes(self, gradients: np.ndarray, factor: float, times: np.ndarray | None) -> Mapping[int, np.ndarray]:
+        """Messages with gradients of bags instead of rows, by the servers that pool them; ``times`` is the result of
+        ``occurrences``, or None where accesses are not counted.
+        """
 
 
 class RowTransport(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -13,21 +14,26 @@ NO_KEYS = np.empty((0, 0), np.int64)
 
 @dataclass  # not frozen: construction would take three times as long, in every step
 class Batch:
-    """ids int32 (batch, features with one id); dense float32 (batch, dense features); labels float32 (batch,), NaN in
-    unlabelled data; keys int64 (batch, keyed features).
+    """ids int32 (batch, features with one id), or bags of all features where some are lists; dense float32 (batch,
+    dense features); labels float32 (batch,), NaN in unlabelled data; keys int64 (batch, keyed features).
     """
 
-    ids: np.ndarray
+    ids: Any  # np.ndarray, and Bags in the subclass
     dense: np.ndarray
     labels: np.ndarray
     keys: np.ndarray = field(default_factory=lambda: NO_KEYS)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.labels)
 
-    def first(self, rows: int) -> Batch:
-        """The first ``rows`` rows, as views."""
-        return Batch(self.ids[:rows], self.dense[:rows], self.labels[:rows], self.keys[:rows])
+    def part(self, start: int, stop: int) -> Batch:
+        """Some rows, as views."""
+        return Batch(self.ids[start:stop], self.dense[start:stop], self.labels[start:stop], self.keys[start:stop])
+
+    def column(self, feature: int) -> np.ndarray:
+        """The column ``feature`` of the ids, of a feature with one id, int32 (batch,)."""
+        found: np.ndarray = self.ids[:, feature]
+        return found
 
     def like(self, rows: int) -> Batch:
         """Fresh arrays for so many rows."""

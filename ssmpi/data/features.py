@@ -86,6 +86,11 @@ class Features:
         return any(one.weighted for one in self.lists.values())
 
     @property
+    def has_weights(self) -> bool:
+        """Whether ids of a batch have weights: their own, or one divided by the length of their list."""
+        return any(one.weighted or one.pooling == "mean" for one in self.lists.values())
+
+    @property
     def ids_per_row(self) -> tuple[float, ...]:
         """How many ids a row has of each sparse feature, on average."""
         return tuple(self.lists[name].expected if name in self.lists else 1.0 for name in self.sparse)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DamageError, DataError
 from ssmpi.core.settings import COUNT, require, within
 from ssmpi.data import columns
+from ssmpi.data.bag_batch import BagBatch, ListError, ListReader
 from ssmpi.data.batch import Batch
-from ssmpi.data.schema import Manifest, open_shard, read_manifest
+from ssmpi.data.schema import MAKE_AGAIN, Manifest, open_shard, read_manifest
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,14 @@ class SplitReader:
             self.shards = self.manifest.split(split).shards
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
-        if names := self.manifest.features.list_names:
+        features = self.manifest.features
+        if features.lists and features.keyed:
             raise DataError(
-                f"{folder}: {', '.join(names)} {'have lists' if len(names) > 1 else 'has a list'} of ids in each row. "
-                "Such data can be written and verified, but not trained on or scored yet: prepare it with one id a row"
+                f"{folder}: {features.list_names[0]} has lists of ids and {features.keyed[0]} has keys, and rows of "
+                "both cannot be read yet: prepare the keyed features with a vocabulary, or the lists with one id a row"
             )
         self.rows = sum(entry.rows for entry in self.shards)
+        self._lists = ListReader(self.manifest.features)
         self._found: dict[int, dict[str, tuple[int, int]]] = {}
         self.blocks = [
             Block(s, start, min(start + block_rows, entry.rows))
@@ -102,9 +105,21 @@ class SplitReader:
         if rows is None:
             rows = max((block.rows for block in self.blocks), default=0)
         features = self.manifest.features
+        if features.lists:
+            return BagBatch.empty(rows, features)
         ids, dense = (rows, len(features.sparse) - len(features.keyed)), (rows, len(features.dense))
         keys = np.empty((rows, len(features.keyed)), np.int64)
         return Batch(np.empty(ids, np.int32), np.empty(dense, np.float32), np.full(rows, np.nan, np.float32), keys)
+
+    def blank(self, rows: int) -> Batch:
+        """Rows of zeros, with one id of each sparse feature, lists and keyed ones included."""
+        features = self.manifest.features
+        dense, labels = np.zeros((rows, len(features.dense)), np.float32), np.zeros(rows, np.float32)
+        if not features.lists:
+            return Batch(np.zeros((rows, len(features.sparse)), np.int32), dense, labels)
+        found = BagBatch.empty(rows, features)
+        found.ids.set_zeros()
+        return BagBatch(found.ids, dense, labels)
 
     def means(self, most: int = 8192) -> np.ndarray:
         """Means of the dense features over the first rows, at most so many of the first shard; float32 (features,)."""
@@ -114,11 +129,15 @@ class SplitReader:
     def read(self, block: Block, buffer: Batch | None = None) -> Batch:
         """Read one block, into ``buffer``, which is overwritten, or into new arrays."""
         path = self.folder / self.shards[block.shard].file
-        out = (buffer or self.buffer()).first(block.rows)
+        out = (buffer or self.buffer()).part(0, block.rows)
         try:
             places = self._places(block.shard)
             with path.open("rb", buffering=0) as file:
-                for name, into in (("ids", out.ids), ("dense", out.dense), ("keys", out.keys)):
+                if isinstance(out, BagBatch):
+                    self._lists.read(file, places, block.start, out)
+                elif "ids" in places:
+                    columns.read_rows(file, places["ids"][0], block.start, out.ids)
+                for name, into in (("dense", out.dense), ("keys", out.keys)):
                     if name in places:
                         columns.read_rows(file, places[name][0], block.start, into)
                 if self.manifest.labelled:
@@ -127,6 +146,8 @@ class SplitReader:
                     out.labels[:] = labels
         except OSError as error:
             raise DataError(f"{path}: rows {block.start} to {block.stop} cannot be read ({error})") from error
+        except ListError as error:
+            raise DamageError(path, str(error), MAKE_AGAIN) from error
         return out
 
     def _places(self, shard: int) -> dict[str, tuple[int, int]]:
@@ -139,8 +160,7 @@ class SplitReader:
 def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
     """Cut a block into batches, which are views of it; the last batch may be smaller."""
     for start in range(0, len(block), batch_size):
-        rows = slice(start, start + batch_size)
-        yield Batch(block.ids[rows], block.dense[rows], block.labels[rows], block.keys[rows])
+        yield block.part(start, start + batch_size)
 
 
 def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
@@ -171,7 +191,7 @@ class BatchCutter:
         buffer, found = next(self._buffers)
         count = min(self._rows, len(order) - start)
         if count < self._rows:
-            buffer = buffer.first(count)
+            buffer = buffer.part(0, count)
             found = list(batches(buffer, self._batch_size))
         buffer.take(order, start, block)
         return found

@@ -131,11 +131,13 @@ class Manifest:
 
     @property
     def group(self) -> int | None:
-        """The column of ``ids`` of the feature that the schema named as its group, which metrics by group are of; None
-        without one, or if it has no id of its own in each row.
+        """The column of ids, as ``Batch.column`` has it, of the feature that the schema named as its group, which
+        metrics by group are of; None without one, or if it has no id of its own in each row.
         """
-        name = self.provenance.get("arguments", {}).get("schema.group")
-        return self.features.one_id.index(name) if name in self.features.one_id else None
+        name, features = self.provenance.get("arguments", {}).get("schema.group"), self.features
+        if name not in features.one_id:
+            return None
+        return features.sparse.index(name) if features.lists else features.one_id.index(name)
 
     def has_rows(self, name: str) -> bool:
         """Whether there is such a split with anything in it."""

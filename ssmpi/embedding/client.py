@@ -6,16 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ssmpi.core.bags import Bags
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import RowTransport
+from ssmpi.embedding.bag_lookup import BagLookup
 from ssmpi.embedding.key_lookup import KeyLookup
-from ssmpi.embedding.lookup import Lookup, LookupBuffers
+from ssmpi.embedding.lookup import Lookup, LookupBuffers, Room, all_mapped
 from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.pooled_lookup import PooledLookup
+from ssmpi.embedding.pooling import pooled_tables
 from ssmpi.embedding.table import RowOptions
 
 
@@ -23,8 +28,8 @@ class HasIds(Protocol):
     """The part of a batch that a lookup needs."""
 
     @property
-    def ids(self) -> np.ndarray:
-        """int32 (batch, features), of those without keys."""
+    def ids(self) -> Any:
+        """int32 (batch, features), of those without keys, or ``Bags``."""
 
     @property
     def keys(self) -> np.ndarray:
@@ -32,6 +37,7 @@ class HasIds(Protocol):
 
 
 B = TypeVar("B", bound=HasIds)
+Ids = np.ndarray | Bags
 
 
 @dataclass
@@ -48,8 +54,8 @@ class PrefetchedRows:
 
 
 class Lookups:
-    """Pull and push of one worker thread, for Criteo's one id per feature. Not for use by two threads. ``keys`` finds
-    the ids of batches with keyed features.
+    """Pull and push of one worker thread. Not for use by two threads. ``Ids`` are int32 (batch, features), or bags.
+    ``keys`` finds the ids of batches with keyed features.
     """
 
     def __init__(
@@ -65,7 +71,7 @@ class Lookups:
         self._transport, self._placement, self._options, self._thread = transport, placement, options, thread
         self._prefetched = prefetched or PrefetchedRows(lambda: False)
         self._lookups: Iterator[Lookup] = iter(())
-        self._most = 0
+        self._room = Room(-1, -1)
 
     def prefetched(self, batches: Iterable[B]) -> Iterator[tuple[B, Lookup]]:
         """Yield each batch with its rows. With ``prefetch``, the next batch's rows are already in flight."""
@@ -89,19 +95,22 @@ class Lookups:
             else:
                 yield waiting
 
-    def _ids_of(self, batch: HasIds) -> np.ndarray:
-        return self._keys.ids(batch) if self._keys else batch.ids
+    def _ids_of(self, batch: HasIds) -> Ids:
+        ids: Ids = self._keys.ids(batch) if self._keys else batch.ids
+        return ids
 
-    def pull(self, ids: np.ndarray) -> Lookup:
-        """Fetch the rows for ids int32 (batch, features) and wait for them."""
+    def pull(self, ids: Ids) -> Lookup:
+        """Fetch the rows for the ids of a batch and wait for them."""
         return self.arrive(self.ask(ids))
 
-    def ask(self, ids: np.ndarray) -> Lookup:
+    def ask(self, ids: Ids) -> Lookup:
         """Start fetching. At most two lookups per thread may be in flight or in use. TrainingError for a bad id."""
-        lookup = next(self._lookups) if len(ids) <= self._most else self._larger_lookup(len(ids))
+        if len(ids) > self._room.batch or (isinstance(ids, Bags) and ids.size > self._room.ids):
+            self._make_room(ids)
+        lookup = next(self._lookups)
         found = lookup.pull(ids)
         if found < 0:
-            raise_bad_id(ids.reshape(-1), -1 - found, self._placement)
+            raise_bad_id(ids, -1 - found, self._placement)
         if not lookup.all_mapped:
             self._transport.ask(lookup, self._thread)
         return lookup
@@ -124,22 +133,37 @@ class Lookups:
         """Send gradients float32 (batch, features, width) with respect to ``lookup.values``, summed by row first."""
         self._transport.push(lookup, gradients, factor, self._thread)
 
-    def _larger_lookup(self, batch: int) -> Lookup:
+    def _make_room(self, ids: Ids) -> None:
         placement, width = self._placement, self._options.layout.width
-        buffers = LookupBuffers(batch * len(placement.cardinalities), width)
-        self._lookups = cycle([Lookup(batch, placement, width, buffers, self._transport.mapped) for _ in range(2)])
-        self._most = batch
-        return next(self._lookups)
+        count = ids.size * 5 // 4 if isinstance(ids, Bags) else ids.size
+        self._room = room = Room(max(len(ids), self._room.batch), max(count, self._room.ids, 1))
+        buffers, mapped = LookupBuffers(room.ids, width), self._transport.mapped
+        kind = partial(self._kind(ids), room, placement, width, buffers, mapped)
+        self._lookups = cycle([kind() for _ in range(2)])
+
+    def _kind(self, ids: Ids) -> Callable[..., Lookup]:
+        """The kind of lookup for ids as these."""
+        if not isinstance(ids, Bags):
+            return Lookup
+        if all_mapped(self._placement, self._transport.mapped):
+            return BagLookup
+        pooled = pooled_tables(self._placement, self._options, ids)
+        return partial(PooledLookup, pooled=pooled) if pooled.any() else BagLookup
 
 
 MakeLookups = Callable[[RowTransport, Placement, RowOptions, int, PrefetchedRows | None, KeyLookup | None], Lookups]
 
 
-def raise_bad_id(ids: np.ndarray, position: int, placement: Placement) -> None:
-    """Raise TrainingError for an id outside its table; ids (batch * features,)."""
-    row, feature = divmod(position, len(placement.cardinalities))
+def raise_bad_id(ids: Ids, position: int, placement: Placement) -> None:
+    """Raise TrainingError for an id outside its table, by its position among those of the batch."""
+    bag = position
+    if isinstance(ids, Bags):
+        position += int(ids.starts[0])
+        bag = int(np.searchsorted(ids.starts, position, side="right")) - 1
+    flat = ids.ids if isinstance(ids, Bags) else ids.reshape(-1)
+    row, feature = divmod(bag, len(placement.cardinalities))
     raise TrainingError(
-        f"id {ids[position]} of feature C{feature + 1} (row {row} of its batch) is beyond its table of "
+        f"id {flat[position]} of feature C{feature + 1} (row {row} of its batch) is beyond its table of "
         f"{placement.cardinalities[feature]} rows: the shard does not belong to this vocabulary; run "
         "'ssmpi-prepare verify' on the data folder"
     )

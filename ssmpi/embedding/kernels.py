@@ -168,6 +168,58 @@ def route(
             unique += 1
             starts[owner + 1] += 1
         inverse[i] = places[slot]
+    by_owner(order[:unique], keys, rows, inverse, starts)
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def route_bags(
+    ids: np.ndarray,
+    bags: np.ndarray,
+    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    found: tuple[np.ndarray, np.ndarray],
+    rows: np.ndarray,
+    inverse: np.ndarray,
+    starts: np.ndarray,
+) -> int:
+    """As ``route``, of bags: ids int32, those of bag b at [bags[b], bags[b + 1]), of feature ``b % features``;
+    ``inverse`` begins with the first id of the first bag. tables: limits, strides, owners, bases; found: keys, places.
+    """
+    limits, strides, owners, bases = tables
+    keys, places = found
+    features, first, unique = limits.shape[0], bags[0], 0
+    starts[:] = 0
+    order = np.empty(bags[-1] - first, np.int64)
+    for b in range(bags.shape[0] - 1):
+        f = b % features
+        for i in range(bags[b], bags[b + 1]):
+            value = np.int64(ids[i])
+            if value < 0 or value >= limits[f]:
+                keys[:] = EMPTY
+                return i - first
+            part = value % strides[f]
+            owner = owners[f, part]
+            key = (np.int64(owner) << 32) | (bases[f, part] + value // strides[f])
+            slot = _slot(keys, key)
+            if keys[slot] == EMPTY:
+                keys[slot] = key
+                places[slot] = unique
+                order[unique] = key
+                unique += 1
+                starts[owner + 1] += 1
+            inverse[i - first] = places[slot]
+    by_owner(order[:unique], keys, rows, inverse, starts)
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def by_owner(order: np.ndarray, keys: np.ndarray, rows: np.ndarray, inverse: np.ndarray, starts: np.ndarray) -> None:
+    """Number the unique rows by PS, and empty the hash table: the end of ``route``.
+
+    ``order`` int64 (unique,): their keys, PS and row, in order of first appearance; ``inverse``: places in ``order``,
+    which become places in ``rows``; ``starts``: the rows of PS p are counted at p + 1.
+    """
+    unique = order.shape[0]
     for p in range(starts.shape[0] - 1):
         starts[p + 1] += starts[p]
     fill = starts[:-1].copy()
@@ -177,13 +229,12 @@ def route(
         rows[fill[owner]] = order[d] & 0xFFFFFFFF
         moved[d] = fill[owner]
         fill[owner] += 1
-    for i in range(ids.shape[0]):
+    for i in range(inverse.shape[0]):
         inverse[i] = moved[inverse[i]]
     if 8 * unique > keys.shape[0]:
         keys[:] = EMPTY
     else:
-        _clear(keys, order[:unique])
-    return -1
+        _clear(keys, order)
 
 
 @njit(cache=True, nogil=True)

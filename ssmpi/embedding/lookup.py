@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ssmpi.compiled.aligned import aligned
 from ssmpi.compiled.kernel_args import KernelArgs
-from ssmpi.core.protocols import MPIRequest
-from ssmpi.embedding import kernels, lookup_kernels
+from ssmpi.core.protocols import MPIRequest, Request
+from ssmpi.embedding import kernels, lookup_kernels, wire
 from ssmpi.embedding.placement import Placement
+
+
+class Room(NamedTuple):
+    """For how many rows of a batch, and how many ids in all."""
+
+    batch: int
+    ids: int
+
+
+def all_mapped(placement: Placement, mapped: Sequence[np.ndarray]) -> bool:
+    """Whether all rows that there are are among the ``mapped`` weights and states of each PS."""
+    return all(array.size or not placement.rows_of(server) for server, array in enumerate(mapped[::2]))
 
 
 class LookupBuffers:
@@ -31,16 +44,17 @@ class Lookup:
     """
 
     def __init__(
-        self, batch: int, placement: Placement, width: int, buffers: LookupBuffers, mapped: Sequence[np.ndarray]
+        self, room: Room, placement: Placement, width: int, buffers: LookupBuffers, mapped: Sequence[np.ndarray]
     ) -> None:
         self._features = len(placement.cardinalities)
-        most = batch * self._features
+        batch, most = room
         self.rows, self._inverse = np.empty(most, np.int32), np.empty(most, np.int32)
         self.starts = np.zeros(placement.servers + 1, np.int64)
         self.unique, self._summed = aligned((most, width)), buffers.summed
         self._values = self.values = aligned((batch, self._features, width))
-        self.unique_count, self.batch = 0, batch
-        self.all_mapped = all(array.size or not placement.rows_of(server) for server, array in enumerate(mapped[::2]))
+        self.unique_count, self.batch, self._count = 0, batch, most
+        self.mapped = [bool(array.size) for array in mapped[::2]]
+        self.all_mapped = all_mapped(placement, mapped)
         self.requests: list[MPIRequest] = []
         self._args = KernelArgs(
             (),
@@ -50,18 +64,22 @@ class Lookup:
             ),
         )  # fmt: skip
 
-    def pull(self, ids: np.ndarray) -> int:
+    def fit(self, batch: int) -> None:
+        """Be a lookup of so many rows, at most as many as there is room for."""
+        if batch != self.batch:
+            self.batch, self.values, self._count = batch, self._values[:batch], batch * self._features
+
+    def pull(self, ids: Any) -> int:
         """Route ids int32 (batch, features) to PSs and fetch the rows that this process can access. Returns the number
         of unique rows, ``unique_count``; for an id outside its table, -1 minus its position.
         """
-        if len(ids) != self.batch:
-            self.batch, self.values = len(ids), self._values[: len(ids)]
+        self.fit(len(ids))
         self.unique_count = count = lookup_kernels.pull(self._args.words, ids, self.all_mapped)
         return count
 
     def expand(self) -> None:
         """Fill ``values`` from the unique rows, which have arrived."""
-        lookup_kernels.expand_rows(self._args.words, self.batch * self._features)
+        lookup_kernels.expand_rows(self._args.words, self._count)
 
     def push(self, gradients: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
         """Sum gradients float32 (batch, features, width) with respect to ``values`` by row, and update the rows that
@@ -76,6 +94,15 @@ class Lookup:
         lookup_kernels.sum_gradients(self._args.words, gradients)
         return self._summed[: self.unique_count]
 
+    def request(self, server: int) -> Request:
+        """The rows to ask a PS for, and their places in ``unique``."""
+        rows = slice(int(self.starts[server]), int(self.starts[server + 1]))
+        return Request(wire.PULL, self.rows[rows], self.unique[rows])
+
+    def bag_pushes(self, gradients: np.ndarray, factor: float, times: np.ndarray | None) -> dict[int, np.ndarray]:
+        """None: each PS gets the gradients of its rows."""
+        return {}
+
     @property
     def parts(self) -> list[slice]:
         """The slice of the unique rows that belongs to each PS."""
@@ -84,5 +111,5 @@ class Lookup:
     def occurrences(self) -> np.ndarray:
         """int32 (unique rows,): how often each unique row occurs in the batch."""
         times = np.empty(self.unique_count, np.int32)
-        kernels.occurrences(self._inverse[: self.batch * self._features], times)
+        kernels.occurrences(self._inverse[: self._count], times)
         return times

@@ -34,7 +34,7 @@ def pull(args: np.ndarray, ids: np.ndarray, whole: bool) -> int:
     )  # fmt: skip
     if bad >= 0:
         return -1 - bad
-    unique = _by_row(args, UNIQUE)
+    unique = by_row(args, UNIQUE)
     for server in range(starts.size - 1):
         weights = array_at(args, MAPPED + 4 * server, np.float32)
         if weights.size:
@@ -48,7 +48,7 @@ def pull(args: np.ndarray, ids: np.ndarray, whole: bool) -> int:
 @njit(cache=True, nogil=True)
 def expand_rows(args: np.ndarray, count: int) -> None:
     """Copy the unique rows, which have arrived, to VALUES for ``count`` ids."""
-    gather(_by_row(args, UNIQUE), array_at(args, INVERSE, np.int32)[:count], _by_row(args, VALUES)[:count])
+    gather(by_row(args, UNIQUE), array_at(args, INVERSE, np.int32)[:count], by_row(args, VALUES)[:count])
 
 
 @njit(cache=True, nogil=True)
@@ -64,7 +64,13 @@ def sum_gradients(args: np.ndarray, gradients: np.ndarray) -> None:
 def push(args: np.ndarray, gradients: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
     """Sum the gradients, then update all accessible rows by the numbers of an ``optimizer``."""
     sum_gradients(args, gradients)
-    starts, rows, summed = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32), _by_row(args, SUMMED)
+    update_rows(args, optimizer, factor)
+
+
+@njit(cache=True, nogil=True)
+def update_rows(args: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
+    """Update all accessible rows by SUMMED and the numbers of an ``optimizer``."""
+    starts, rows, summed = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32), by_row(args, SUMMED)
     for server in range(starts.size - 1):
         weights = array_at(args, MAPPED + 4 * server, np.float32)
         state = array_at(args, MAPPED + 4 * server + 2, np.float32)
@@ -76,7 +82,7 @@ def push(args: np.ndarray, gradients: np.ndarray, optimizer: np.ndarray, factor:
 
 
 @njit(cache=True, nogil=True)
-def _by_row(args: np.ndarray, place: int) -> np.ndarray:
+def by_row(args: np.ndarray, place: int) -> np.ndarray:
     """An array of the arguments as (rows, width)."""
     values, most = array_at(args, place, np.float32), args[ROWS + 1]
     return values.reshape(most, values.size // most)

@@ -46,12 +46,13 @@ class Part:
 @dataclass(frozen=True)
 class Placement:
     """All parts of all tables. ``cardinalities`` are the rows of each table, of the ``keyed`` ones with room for the
-    most keys.
+    most keys; ``lengths`` how many of them an example looks up on average.
     """
 
     cardinalities: tuple[int, ...]
     servers: int
     parts: tuple[Part, ...]
+    lengths: tuple[float, ...]
     keyed: tuple[int, ...] = ()
 
     def parts_of(self, server: int) -> list[Part]:
@@ -74,8 +75,8 @@ class Placement:
         return sum(p.rows for p in self.parts_of(server))
 
     def lookups_of(self, server: int) -> float:
-        """Expected lookups per example at one PS: each table is looked up once."""
-        return sum(1.0 / p.stride for p in self.parts_of(server))
+        """Expected lookups per example at one PS."""
+        return sum(self.lengths[p.table] / p.stride for p in self.parts_of(server))
 
     @cached_property
     def most_rows(self) -> int:
@@ -112,21 +113,28 @@ class Placement:
         return table
 
 
-def place(sizes: Sequence[int], servers: int, dynamic: DynamicOptions | None = None) -> Placement:
+def place(
+    sizes: Sequence[int],
+    servers: int,
+    dynamic: DynamicOptions | None = None,
+    lengths: Sequence[float] = (),
+) -> Placement:
     """Spread tables of these sizes over ``servers`` embedding PSs; TopologyError if one would hold more rows than it
     can number. Tables of size 0 are keyed, which ``dynamic`` sets; SettingsError if one is there without the other.
+    ``lengths``: lookups of each table per example, one if not given.
     """
     keyed = tuple(table for table, rows in enumerate(sizes) if not rows)
     if bool(keyed) != bool(dynamic):
         raise SettingsError(MISMATCH[bool(keyed)])
     cardinalities = [rows if rows or not dynamic else servers * dynamic.rows(servers) for rows in sizes]
+    lengths = tuple(lengths or [1.0] * len(sizes))
     total = sum(cardinalities)
-    ideal_rows, ideal_lookups = total / servers, len(cardinalities) / servers
+    ideal_rows, ideal_lookups = total / servers, (sum(lengths) or 1.0) / servers
     pieces = []
     for table, rows in enumerate(cardinalities):
         if table in keyed:
             continue
-        share = max(rows / ideal_rows, 1.0 / ideal_lookups)
+        share = max(rows / ideal_rows, lengths[table] / ideal_lookups)
         stride = min(rows, servers, math.ceil(share / LARGEST_PIECE - 1e-9))
         pieces += [(table, first, stride, len(range(first, rows, stride))) for first in range(stride)]
 
@@ -134,10 +142,10 @@ def place(sizes: Sequence[int], servers: int, dynamic: DynamicOptions | None = N
     owners = {table: list(range(servers)) for table in keyed}  # of each table's stripes
 
     def cost(piece: tuple[int, int, int, int]) -> float:
-        return max(piece[3] / ideal_rows, 1.0 / piece[2] / ideal_lookups)
+        return max(piece[3] / ideal_rows, lengths[piece[0]] / piece[2] / ideal_lookups)
 
     for table, _first, stride, rows in sorted(pieces, key=lambda p: (-cost(p), p)):
-        more_memory, more_lookups = rows / ideal_rows, 1.0 / stride / ideal_lookups
+        more_memory, more_lookups = rows / ideal_rows, lengths[table] / stride / ideal_lookups
         owner = min(
             range(servers),
             key=lambda s: (max(memory[s] + more_memory, lookups[s] + more_lookups), memory[s] + lookups[s], s),
@@ -159,4 +167,4 @@ def place(sizes: Sequence[int], servers: int, dynamic: DynamicOptions | None = N
             f"one embedding PS would hold {max(arena):,} rows, more than the {LARGEST_ARENA:,} it can address: set "
             f"topology.embedding_ps = {math.ceil(total / LARGEST_ARENA * 1.1)} or more"
         )
-    return Placement(tuple(cardinalities), servers, tuple(parts), keyed)
+    return Placement(tuple(cardinalities), servers, tuple(parts), lengths, keyed)

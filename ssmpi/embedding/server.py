@@ -11,7 +11,7 @@ import numpy as np
 
 from ssmpi.comm.push_counts import COUNT, AppliedPushes
 from ssmpi.comm.service import THREADS, Service
-from ssmpi.embedding import kernels, wire
+from ssmpi.embedding import bag_kernels, kernels, wire
 from ssmpi.embedding.table import Arena, Saver
 from ssmpi.files.run_files import checkpoint_number
 
@@ -40,6 +40,8 @@ class EmbeddingServer:
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
             wire.PUSH: self._push,
+            wire.PULL_BAGS: self._pull_bags,
+            wire.PUSH_BAGS: self._push_bags,
             wire.DRAIN: self._drain,
             wire.SAVE: self._save,
             wire.SAVED: self._saved,
@@ -66,6 +68,38 @@ class EmbeddingServer:
         width, counted = self.arena.options.layout.width, self._counts is not None
         factor, rows, gradients, times = wire.read_push(payload, width, counted=counted)
         self.arena.check(rows)
+        self._apply(source, rows, gradients, factor, times)
+
+    def _pull_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
+        asked, width = wire.read_pull_bags(payload), self.arena.options.layout.width
+        self.arena.check(asked.singles)
+        self.arena.check(asked.rows)
+        single, bags = len(asked.singles), len(asked.ends) - 1
+        buffer = self._service.buffer((single + bags) * width * 4)
+        values = buffer.view(np.float32).reshape(single + bags, width)
+        kernels.gather(self.arena.weights, asked.singles, values)
+        bag_kernels.pool(self.arena.weights, asked.rows, asked.ends, asked.weights, values[single:])
+        self._service.reply(source, thread, buffer)
+
+    def _push_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
+        width, counted = self.arena.options.layout.width, self._counts is not None
+        factor, singles, bags = wire.read_push_bags(payload, width, counted=counted)
+        rows = np.concatenate([singles.rows, bags.rows])
+        self.arena.check(rows)
+        summed = np.empty((len(rows), width), np.float32)
+        summed[: len(singles.rows)] = singles.gradients
+        of_bags = summed[len(singles.rows) :]
+        bag_kernels.sum_by_row(bags.gradients, bags.places, bags.ends, bags.weights, of_bags)
+        times = None
+        if singles.times is not None:
+            times = np.concatenate([singles.times, np.empty(len(bags.rows), np.int32)])
+            kernels.occurrences(bags.places, times[len(singles.rows) :])
+        self._apply(source, rows, summed, factor, times)
+
+    def _apply(
+        self, source: int, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None
+    ) -> None:
+        """Update rows by the push of a trainer, and count it."""
         self.arena.update(rows, gradients, factor, times)
         self._applied.by_client[source] += 1
         if source in self._draining:

@@ -40,8 +40,10 @@ class EmbeddingOptions:
     With ``prefetch`` a thread asks for the next batch's rows before it trains on this one: the round trip is hidden,
     and rows are one of its own batches old. Without, one thread computes exactly what a single process would.
     ``transport`` is how a trainer reaches a PS: ``shared`` maps its memory and works on the rows in place, ``messages``
-    does not, ``auto`` is ``shared`` where both are on one host. Results are the same. With keyed features ``table`` is
-    ``dynamic``: their keys get and lose rows as ``[embedding.dynamic]`` says.
+    does not, ``auto`` is ``shared`` where both are on one host. Results are the same. ``pooling`` is who pools
+    lists of ids whose rows are reached by messages: ``server`` before it sends them, ``trainer``, or ``auto``, by what
+    is less to send. With keyed features ``table`` is ``dynamic``: their keys get and lose rows as
+    ``[embedding.dynamic]`` says.
     """
 
     dim: int = 16
@@ -55,6 +57,7 @@ class EmbeddingOptions:
     clip_value: float = 0.0
     prefetch: bool = True
     pushes_in_flight: int = 4
+    pooling: str = "auto"
     transport: str = "auto"
     table: str = "static"
     dynamic: DynamicOptions = field(default_factory=DynamicOptions)
@@ -66,6 +69,10 @@ class EmbeddingOptions:
         require(
             self.transport in ("auto", "shared", "messages"),
             f"transport is 'auto', 'shared' or 'messages', got {self.transport!r}",
+        )
+        require(
+            self.pooling in ("auto", "server", "trainer"),
+            f"pooling is 'auto', 'server' or 'trainer', got {self.pooling!r}",
         )
         within("pushes_in_flight", self.pushes_in_flight, 1, 1000)
         require(self.table in ("static", "dynamic"), f"table is 'static' or 'dynamic', got {self.table!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,19 +136,19 @@ class RemoteTables:
         return self._status.exchange(samples, saves_rows and self.may_save())
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Send one request to each PS whose rows are not mapped; the replies are received directly into
-        ``lookup.unique``.
+        """Send one request to each PS whose rows are not mapped; the replies are received where the lookup wants
+        them.
         """
         lookup.requests = []
-        for server, rows, mapped in zip(self._servers, lookup.parts, self._mapped, strict=True):
+        for index, (rows, mapped) in enumerate(zip(lookup.parts, self._mapped, strict=True)):
             if mapped:
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
+                kind, payload, reply = lookup.request(index)
+                server, tag = self._servers[index], request_tag(kind, thread)
                 lookup.requests += [
-                    self._conversation.irecv(lookup.unique[rows], server, thread, Link.EMBEDDING_PULL),
-                    self._conversation.isend(
-                        lookup.rows[rows], server, request_tag(wire.PULL, thread), Link.EMBEDDING_PULL
-                    ),
+                    self._conversation.irecv(reply, server, thread, Link.EMBEDDING_PULL),
+                    self._conversation.isend(payload, server, tag, Link.EMBEDDING_PULL),
                 ]
 
     def collect(self, lookup: RowLookup) -> None:
@@ -160,7 +160,9 @@ class RemoteTables:
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """As ``update``, but sum the gradients by row first; if all rows are mapped, one compiled call does both."""
         if not self._all_mapped:
-            self.update(lookup, lookup.summed(gradients), factor, thread)
+            times = lookup.occurrences() if self.tracking.counts else None
+            summed = lookup.summed(gradients)
+            self._update(lookup, summed, factor, thread, lookup.bag_pushes(gradients, factor, times))
             return
         lookup.push(gradients, self._options.optimizer.numbers, factor)
         self._traffic.add_rows(2 * lookup.unique_count)  # read by the lookup, and updated
@@ -174,6 +176,12 @@ class RemoteTables:
         """Update in place, or send one message per PS without waiting; at most ``pushes_in_flight`` batches are in
         flight.
         """
+        self._update(lookup, gradients, factor, thread, {})
+
+    def _update(
+        self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int, by_bag: Mapping[int, np.ndarray]
+    ) -> None:
+        """As ``update``; ``by_bag`` are the messages of PSs that get gradients of bags."""
         if not self._all_mapped:
             self._wait_for_room(thread)
         times = lookup.occurrences() if self.tracking.counts else None
@@ -184,8 +192,12 @@ class RemoteTables:
                 mapped.update(lookup.rows[rows], gradients[rows], factor, counted)
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
-                messages.append(wire.push(factor, lookup.rows[rows], gradients[rows], counted))
-                requests.append(self._send(messages[-1], index, thread))
+                kind = wire.PUSH_BAGS if index in by_bag else wire.PUSH
+                if kind == wire.PUSH_BAGS:
+                    messages.append(by_bag[index])
+                else:
+                    messages.append(wire.push(factor, lookup.rows[rows], gradients[rows], counted))
+                requests.append(self._send(kind, messages[-1], index, thread))
         if requests:
             self._in_flight[thread].append((requests, messages))
 
@@ -195,10 +207,10 @@ class RemoteTables:
         while len(queue) >= self._options.settings.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
 
-    def _send(self, message: np.ndarray, server: int, thread: int) -> MPIRequest:
+    def _send(self, kind: int, message: np.ndarray, server: int, thread: int) -> MPIRequest:
         """Send a push, and count it first, so a push lost in flight counts as sent."""
         self._sent.by_thread[thread][server] += 1
-        tag = request_tag(wire.PUSH, thread)
+        tag = request_tag(kind, thread)
         return self._conversation.isend(message, self._servers[server], tag, Link.EMBEDDING_PUSH)
 
     def drain(self) -> None:

@@ -7,6 +7,9 @@ kind       request                                                         reply
 PULL       rows int32 (n,)                                                 float32 (n, width)
 PUSH       factor float32, rows int32 (n,), gradients float32 (n, width);  none
            then int32 (n,), where accesses are counted: how many each has
+PULL_BAGS  see ``pull_bags``: single rows, and the rows and weights of bags    float32 (rows + bags, width): single
+                                                                           rows, then the weighted sum of each bag
+PUSH_BAGS  see ``push_bags``: the same with gradients of rows and of bags  none
 DRAIN      int64: how many PUSH messages of this trainer there are so far  one byte, once so many have been applied
 SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
@@ -27,10 +30,13 @@ SWEEP      int64: how many samples all trainers have done, while they      int64
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 import numpy as np
 
 TEXT = 8192  # bytes of a reply that is text, padded with zeros
-PULL, PUSH, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES, FIND, SWEEP = range(10)
+PULL, PUSH, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES, FIND, SWEEP, PULL_BAGS, PUSH_BAGS = range(12)
 
 
 def text(value: bytes, out: np.ndarray) -> None:
@@ -69,6 +75,103 @@ def read_push(
     rows = words[1 : 1 + count].view(np.int32)
     times = words[edge:].view(np.int32) if counted else None
     return float(words[0]), rows, words[1 + count : edge].reshape(count, width), times
+
+
+@dataclass(frozen=True)
+class PulledBags:
+    """What a PULL_BAGS asks for: ``singles`` int32 (m,), rows to send as they are; for b bags, ``ends`` int32 (b + 1,)
+    from 0 on, ``rows`` int32 (n,) of their ids and ``weights`` float32 (n,), or none if all are 1.
+    """
+
+    singles: np.ndarray
+    rows: np.ndarray
+    ends: np.ndarray
+    weights: np.ndarray
+
+
+def pull_bags(singles: np.ndarray, rows: np.ndarray, ends: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The PULL_BAGS payload, int32 words: how many single rows and bags, ``singles``, ``ends`` int32 (b,), ``rows``,
+    ``weights``.
+    """
+    head = np.array([len(singles), len(ends)], np.int32)
+    return np.concatenate([head, singles, ends, rows, weights.view(np.int32)])
+
+
+def read_pull_bags(payload: np.ndarray) -> PulledBags:
+    """What ``pull_bags`` wrote."""
+    words = payload.view(np.int32)
+    single, bags = words[:2].tolist()
+    ends = np.concatenate([np.zeros(1, np.int32), words[2 + single : 2 + single + bags]])
+    rest, count = words[2 + single + bags :], int(ends[-1])
+    return PulledBags(words[2 : 2 + single], rest[:count], ends, rest[count:].view(np.float32))
+
+
+@dataclass(frozen=True)
+class PushedBags:
+    """The part of a PUSH_BAGS that is of bags: ``rows`` int32 (u,), unique; ``gradients`` float32 (b, width) of the
+    bags; ``ends`` int32 (b,), when read (b + 1,) from 0 on; ``places`` int32 (n,): of each id, its row among ``rows``;
+    ``weights`` float32 (n,), or none if all are 1.
+    """
+
+    rows: np.ndarray
+    gradients: np.ndarray
+    ends: np.ndarray
+    places: np.ndarray
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class PushedRows:
+    """The part of a PUSH_BAGS that is of single rows, as in PUSH."""
+
+    rows: np.ndarray
+    gradients: np.ndarray
+    times: np.ndarray | None
+
+
+def push_bags(
+    factor: float, rows: np.ndarray, gradients: np.ndarray, bags: PushedBags, times: np.ndarray | None
+) -> np.ndarray:
+    """The PUSH_BAGS payload, float32 words: factor; how many single rows, bags and rows of bags; the single rows, their
+    gradients and accesses if those are counted; of the bags rows, gradients, ends, places and weights.
+    """
+    head = np.array([len(rows), len(bags.ends), len(bags.rows)], np.int32)
+    integers = [part.view(np.float32) for part in (head, rows)]
+    counted = [] if times is None else [times.view(np.float32)]
+    of_bags = [bags.rows.view(np.float32), bags.gradients.reshape(-1)]
+    of_ids = [bags.ends.view(np.float32), bags.places.view(np.float32), bags.weights]
+    return np.concatenate(
+        [np.array([factor], np.float32), *integers, gradients.reshape(-1), *counted, *of_bags, *of_ids]
+    )
+
+
+def read_push_bags(payload: np.ndarray, width: int, *, counted: bool) -> tuple[float, PushedRows, PushedBags]:
+    """What ``push_bags`` wrote, without copies."""
+    words = payload.view(np.float32)
+    single, bags, unique = words[1:4].view(np.int32).tolist()
+    sizes = np.cumsum([4, single, single * width, single * counted, unique, bags * width, bags])
+    rows, gradients, times, of_rows, of_bags, ends = (words[a:b] for a, b in itertools.pairwise(sizes.tolist()))
+    bounds = np.concatenate([np.zeros(1, np.int32), ends.view(np.int32)])
+    rest, count = words[sizes[-1] :], int(bounds[-1])
+    singles = PushedRows(
+        rows.view(np.int32), gradients.reshape(single, width), times.view(np.int32) if counted else None
+    )
+    return float(words[0]), singles, PushedBags(
+        of_rows.view(np.int32), of_bags.reshape(bags, width), bounds, rest[:count].view(np.int32), rest[count:]
+    )  # fmt: skip
+
+
+def pulled_bag_bytes(singles: float, bags: float, ids: float, width: int, *, weighted: bool = False) -> float:
+    """Payload of one PULL_BAGS and its reply."""
+    return 8 + pulled_bytes(singles, width) + bags * (4 + 4 * width) + ids * (4 + 4 * weighted)
+
+
+def pushed_bag_bytes(
+    singles: float, bags: float, rows: float, ids: float, width: int, *, weighted: bool = False, counted: bool = False
+) -> float:
+    """Payload of one PUSH_BAGS of so many single rows, bags, unique rows of bags and ids of bags."""
+    of_bags = 12 + rows * 4 + bags * (4 + 4 * width) + ids * (4 + 4 * weighted)
+    return pushed_bytes(1, singles, width, counted=counted) + of_bags
 
 
 def pulled_bytes(rows: float, width: int) -> float:

@@ -31,7 +31,7 @@ class GroupScores:
         """Keep the scores of a batch, logits float32 (batch,); nothing if the data has no groups."""
         if self.feature is None:
             return
-        groups = batch.ids[:, self.feature]
+        groups = batch.column(self.feature)
         known = groups > RARE_ID
         part = np.empty(np.count_nonzero(known), SCORE)
         part["group"], part["logit"], part["label"] = groups[known], logits[known], batch.labels[known]

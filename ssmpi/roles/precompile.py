@@ -30,18 +30,13 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=MemberModel)
 
 
-def compile_kernels(config: Config, replica: Replica) -> None:
-    """One step on dummy rows, by an optimizer of its own, that leaves ``replica`` unchanged."""
+def compile_kernels(config: Config, replica: Replica, batch: Batch) -> None:
+    """One step on the dummy rows of ``batch``, by an optimizer of its own, that leaves ``replica`` unchanged."""
     inputs, measured = replica.network.inputs, replica.measured.values.copy()
-    rows, placement = 2, place((1,) * inputs.tables, 1)
+    rows, placement = len(batch), place((1,) * inputs.tables, 1)
     arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
     if config.tracking.counts:
         arena.set_observer(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
-    batch = Batch(
-        np.zeros((rows, inputs.tables), np.int32),
-        np.zeros((rows, inputs.dense), np.float32),
-        np.zeros(rows, np.float32),
-    )
     batch.like(rows).take(np.arange(rows), 0, batch)
     lookups = Lookups(LocalTables(arena), placement, config.rows, thread=0)
     lookup = lookups.pull(batch.ids)

@@ -18,7 +18,7 @@ from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, read_manifest
 from ssmpi.embedding.keyed_table import KeyMemory
-from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
 from ssmpi.model import custom_code
@@ -67,8 +67,9 @@ def splits_to_score(config: Config, manifest: Manifest, overridden: Collection[s
 
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
     """Which PS holds which rows. Table sizes come from the data's manifest or from ``tables_file``."""
-    cardinalities = read_tables(tables_file) if tables_file else read_manifest(Path(config.data.folder)).cardinalities
-    return config.placement(cardinalities)
+    if tables_file:
+        return place(read_tables(tables_file), max(1, config.topology.embedding_ps), config.embedding.keyed)
+    return config.placement(read_manifest(Path(config.data.folder)))
 
 
 def read_tables(path: Path) -> tuple[int, ...]:
@@ -98,9 +99,9 @@ def held_parameters(config: Config) -> int:
 def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     """Expected bytes of one rank of each role, libraries included; of the PS that holds most."""
     owned, held, topology = dense_parameters(config), held_parameters(config), config.topology
-    inputs = config.network.inputs
-    features = inputs.tables * config.rows.layout.width * 4 * config.data.batch_size
-    block = config.data.block_rows * 2 * (inputs.tables + inputs.dense + 1) * 4
+    dense, ids = config.network.inputs.dense, sum(placement.lengths)
+    features = ids * config.rows.layout.width * 4 * config.data.batch_size
+    block = config.data.block_rows * 2 * (ids + dense + 1) * 4
     activations = config.data.batch_size * 4 * 4 * config.network.activations
     own = 2 if config.model.precision == "bf16" else 1  # of each thread: gradients, and in bf16 the rounded weights
     state = max(1, len(optimizer_of(config.dense).vectors))

@@ -15,11 +15,10 @@ from ssmpi.config import Config
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.core.traffic import Link
-from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, ALL_TRAINERS, SYNC_PS
 from ssmpi.sync.options import DENSE
-from ssmpi.tools.distinct_rows import distinct_rows
+from ssmpi.tools.distinct_rows import sent_bytes
 from ssmpi.tools.group_forecast import GroupWork, work_of
 
 STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
@@ -199,7 +198,7 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
         sync.fragments,
         *_by_codec(config, servers * sync.fragments),
     )
-    rows = iteration_bytes(distinct_rows(config), config.rows.layout.width) if config.topology.embedding_ps else 0.0
+    rows = max(sent_bytes(config)) if config.topology.embedding_ps else 0.0
     return Forecast(
         Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows, group_of(config)
     )
@@ -228,13 +227,6 @@ def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None
     else:
         there = back = cost.sent[Link.TRAINERS] / (2 - 2 / topology.replicas)
     return there / messages, back / messages, cost.codec_seconds / sync.fragments
-
-
-def iteration_bytes(rows: Sequence[float], width: int) -> float:
-    """Bytes to the busiest embedding PS: row numbers to pull; factor, row numbers and gradients to push. Less comes
-    back.
-    """
-    return 4 * max(rows) + wire.pushed_bytes(1, max(rows), width)
 
 
 def describe(config: Config, step: float, links: LinkSpeeds, counts: Sequence[int]) -> str:

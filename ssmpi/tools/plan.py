@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
+
 from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
+from ssmpi.core.errors import DataError
 from ssmpi.core.row_layout import RowLayout
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
@@ -16,6 +19,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.pooling import TableTraffic, chosen
 from ssmpi.model import top_k
 from ssmpi.run.requirements import (
     checkpoint_copies,
@@ -158,16 +162,44 @@ def memory_files(config: Config, placement: Placement, layout: NodeLayout, where
     return "\n".join(lines or [f"memory files: at most {most} a node, {has}"])
 
 
+def row_bytes(config: Config, placement: Placement) -> tuple[float, float]:
+    """Payload of pulls and of pushes in an iteration whose ids are all different; with lists as long as on average."""
+    width, servers, batch, counted = (
+        config.rows.layout.width, placement.servers, config.data.batch_size, config.tracking.counts
+    )  # fmt: skip
+    weighted = has_weights(config)
+    traffic = [TableTraffic.most(placement, t, batch, width, weighted=weighted) for t in range(len(placement.lengths))]
+    pooled = chosen(config.rows, np.array(placement.lengths) != 1, traffic)
+    singles = batch * sum(length for length, by_bag in zip(placement.lengths, pooled, strict=True) if not by_bag)
+    pulled = wire.pulled_bytes(singles, width)
+    pushed = wire.pushed_bytes(servers, singles, width, counted=counted)
+    if not pooled.any():
+        return pulled, pushed
+    found = [each for each, by_bag in zip(traffic, pooled, strict=True) if by_bag]
+    ids, sums = sum(each.ids for each in found), sum(each.sums for each in found)
+    pulled += servers * 8 + wire.pulled_bag_bytes(0, sums, ids, width, weighted=weighted) - 8
+    of_bags = wire.pushed_bag_bytes(0, sums, ids, ids, width, weighted=weighted) - 16
+    return pulled, pushed + servers * 12 + of_bags
+
+
+def has_weights(config: Config) -> bool:
+    """Whether ids of the run's data have weights, if it is prepared."""
+    try:
+        return read_manifest(Path(config.data.folder)).features.has_weights
+    except DataError:
+        return False
+
+
 def traffic(config: Config, placement: Placement) -> str:
     """Traffic per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
-    ids = config.data.batch_size * config.network.inputs.tables
+    ids = config.data.batch_size * sum(placement.lengths)
     dim, servers, n = config.rows.layout.width, placement.servers, config.topology.replicas
     lines = ["on the wire, at most:"]
     who = "trainers" if config.topology.group == 1 else "replicas"
     if config.topology.embedding_ps:
-        pushed = wire.pushed_bytes(servers, ids, dim, counted=config.tracking.counts)
+        pulled, pushed = row_bytes(config, placement)
         lines.append(
-            f"  an iteration: {in_units(wire.pulled_bytes(ids, dim))} pulled, {in_units(pushed)} pushed, "
+            f"  an iteration: {in_units(pulled)} pulled, {in_units(pushed)} pushed, "
             f"{2 * servers} messages out, {servers} in"
         )
     kind, sync = ALGORITHMS[config.sync.algorithm], config.sync

@@ -21,7 +21,7 @@ from ssmpi.core.protocols import DenseModel, DenseStep, MPIRequest
 from ssmpi.core.topology import Role
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
-from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.client import Ids, Lookups
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.roles.worker import WorkerModel, WorkerProgress
 
@@ -145,7 +145,7 @@ class StagedLookups(Lookups):
         super().__init__(*arguments)
         self._stages = stages
 
-    def ask(self, ids: np.ndarray) -> Lookup:
+    def ask(self, ids: Ids) -> Lookup:
         """As ``Lookups``."""
         return self._stages.call("ask for rows", super().ask, ids)
 

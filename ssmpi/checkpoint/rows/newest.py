@@ -67,7 +67,7 @@ def arena_in(
     """
     setting, shared = config.data.folder, config.embedding.transport != "messages"
     origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
-    placement = config.placement(origin.cardinalities)
+    placement = config.placement(origin)
     rows = memory.part(ROWS, shared=shared)
     keys = memory.part(KEYS, shared=shared) if placement.keyed else None
     return Arena(config.rows, placement, index, config.run.seed, rows, keys), rows, keys
@@ -85,7 +85,7 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
         log.warning(f"{error}. Its rows come from a checkpoint instead")
         saved = None
     rows, base = len(arena.weights), saved.base.header.checkpoint if saved else -1
-    per_sample = sum(1.0 / part.stride for part in arena.parts)  # each table is looked up once
+    per_sample = arena.placement.lookups_of(index)
     left, newest = saved.unsaved if saved else (0.0, 0)
     loaded, taken, source = 0, 0, SEED
     for checkpoint in checkpoints:

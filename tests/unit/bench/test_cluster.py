@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from datasets import make_lists_dataset
 
 from ssmpi import cli, compress
 from ssmpi.bench import cluster, cluster_scenarios, cluster_table
@@ -23,6 +24,7 @@ from ssmpi.config import load
 from ssmpi.core import traffic
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.topology import Topology
+from ssmpi.data.features import Features, ListOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
@@ -30,6 +32,7 @@ from ssmpi.sync import ALGORITHMS, SYNC_PS, elastic_mirrors, mean_mirrors
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pace import Pace
 from ssmpi.tools import forecast
+from ssmpi.tools.distinct_rows import distinct_rows, sent_bytes
 from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
 
@@ -221,12 +224,6 @@ def test_embedding_links_fill_and_slower_iterations_shrink_the_gap():
     assert tables.of(8).gap == pytest.approx(0.08 * 25)  # a round each 80 ms, an iteration each 40
 
 
-def test_a_pull_and_a_push_have_as_many_bytes_as_the_wire_format_says():
-    rows, gradients = np.arange(7, dtype=np.int32), np.zeros((7, 8), np.float32)
-    sent = rows.nbytes + wire.push(1.0, rows, gradients).nbytes
-    assert forecast.iteration_bytes([3.0, 7.0, 1.0], 8) == sent
-
-
 def read(tmp_path, data, *overrides):
     path = tmp_path / "run.toml"
     path.write_text(f'[data]\nfolder = "{data}"')
@@ -238,7 +235,31 @@ def test_distinct_rows_are_those_of_the_data(tmp_path, small_data):
     reader = SplitReader(small_data, "train", 2300)
     shards = [reader.read(block).ids for block in reader.blocks]
     distinct = [sum(len(np.unique(ids[:, f])) for f in range(26)) for ids in shards]
-    assert sum(forecast.distinct_rows(config)) == pytest.approx(np.mean(distinct))
+    assert sum(distinct_rows(config)) == pytest.approx(np.mean(distinct))
+
+
+def test_bytes_are_those_that_the_wire_format_says(tmp_path, small_data):
+    config = read(tmp_path, small_data, "data.batch_size=2300", "data.block_rows=2300", "topology.embedding_ps=3")
+    width = config.rows.layout.width
+    for rows, found in zip(distinct_rows(config), sent_bytes(config), strict=True):
+        ids, gradients = np.arange(5, dtype=np.int32), np.zeros((5, width), np.float32)
+        head = wire.push(1.0, ids[:0], gradients[:0]).nbytes
+        each = (ids.nbytes + wire.push(1.0, ids, gradients).nbytes - head) / 5
+        assert found == pytest.approx(head + rows * each)
+
+
+@pytest.mark.parametrize(("dim", "chosen"), [(4, "trainer"), (256, "server")])
+def test_a_forecast_pools_lists_where_a_run_does(tmp_path, dim, chosen):
+    """2,000 ids of some 160 rows in 100 lists: short rows are less to send than the lists' ids, long ones are not."""
+    features = Features(("age",), ("tags",), {"tags": ListOptions("sum", longest=40, mean_length=20.0)})
+    data = make_lists_dataset(tmp_path / "data", 300, features=features, cardinalities=(50_000,))
+    settings = ("data.batch_size=100", "topology.embedding_ps=1", f"embedding.dim={dim}", f"model.bottom=[8, {dim}]")
+    sent = {
+        pooling: sent_bytes(read(tmp_path, data, *settings, f"embedding.pooling={pooling}"))[0]
+        for pooling in ("trainer", "server", "auto")
+    }
+    assert sent["auto"] == sent[chosen] == min(sent.values())
+    assert sent["trainer"] != sent["server"]
 
 
 def test_a_run_file_is_taken_as_it_is(tmp_path, small_data):

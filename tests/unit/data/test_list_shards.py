@@ -141,12 +141,14 @@ def test_a_shard_without_a_list_column_is_refused(copy):
         columns.extents(copy, manifest.splits["train"].shards[0], manifest)
 
 
-def test_training_refuses_them(data):
+def test_lists_beside_keys_are_refused(copy):
+    manifest = read_manifest(copy)
+    keyed, sizes = manifest.features.sparse[:1], (0, *manifest.cardinalities[1:])
+    write_manifest(copy, replace(manifest, features=replace(manifest.features, keyed=keyed), cardinalities=sizes))
     with pytest.raises(
-        DataError,
-        match=r"genres, tags, words have lists of ids in each row\. Such data can be written and verified, but not",
+        DataError, match=rf"genres has lists of ids and {keyed[0]} has keys, and rows of both cannot be"
     ):
-        SplitReader(data, "train", 100)
+        SplitReader(copy, "train", 100)
 
 
 @pytest.mark.parametrize(

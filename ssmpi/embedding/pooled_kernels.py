@@ -1,0 +1,106 @@
+"""Which partial sums of bags each embedding PS pools, and which single rows it sends, for one batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ssmpi.compiled.jit import njit
+
+
+@njit(cache=True, nogil=True)
+def owners_of(starts: np.ndarray) -> np.ndarray:
+    """The PS of each unique row, int32 (unique,); ``starts`` int64 (PSs + 1,)."""
+    found = np.empty(starts[-1], np.int32)
+    for p in range(starts.size - 1):
+        found[starts[p] : starts[p + 1]] = p
+    return found
+
+
+@njit(cache=True, nogil=True)
+def places_of(
+    bags: np.ndarray, inverse: np.ndarray, owners: np.ndarray, starts: np.ndarray, pooled: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each unique row, its place among those of its PS that are sent one by one, or that are pooled there; int32
+    (unique,), and bool (unique,) whether it is pooled. pooled: bool (PSs, features).
+    """
+    features, first = pooled.shape[1], bags[0]
+    by_bag = np.zeros(owners.size, np.bool_)
+    for b in range(bags.size - 1):
+        for i in range(bags[b] - first, bags[b + 1] - first):
+            by_bag[inverse[i]] = pooled[owners[inverse[i]], b % features]
+    places = np.empty(owners.size, np.int32)
+    for p in range(starts.size - 1):
+        single, row = 0, 0
+        for d in range(starts[p], starts[p + 1]):
+            if by_bag[d]:
+                places[d] = row
+                row += 1
+            else:
+                places[d] = single
+                single += 1
+    return places, by_bag
+
+
+@njit(cache=True, nogil=True)
+def count_sums(
+    bags: np.ndarray, inverse: np.ndarray, owners: np.ndarray, by_bag: np.ndarray, servers: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many partial sums each PS pools, and of how many ids; int64 (PSs,) each."""
+    sums, ids, last = np.zeros(servers, np.int64), np.zeros(servers, np.int64), np.full(servers, -1, np.int64)
+    first = bags[0]
+    for b in range(bags.size - 1):
+        for i in range(bags[b] - first, bags[b + 1] - first):
+            p = owners[inverse[i]]
+            if by_bag[inverse[i]]:
+                ids[p] += 1
+                sums[p] += last[p] != b
+                last[p] = b
+    return sums, ids
+
+
+@njit(cache=True, nogil=True)
+def fill_sums(
+    bags: np.ndarray, inverse: np.ndarray, owners: np.ndarray, rows: tuple[np.ndarray, np.ndarray],
+    firsts: tuple[np.ndarray, np.ndarray, np.ndarray], of_sums: tuple[np.ndarray, np.ndarray],
+    of_ids: tuple[np.ndarray, np.ndarray], terms: tuple[np.ndarray, np.ndarray, np.ndarray], weights: np.ndarray,
+) -> None:  # fmt: skip
+    """Write down the partial sums by PS, and of which terms each bag is the sum.
+
+    rows: places and by_bag of ``places_of``; firsts: for each PS where its sums, its ids, and its replies' single rows
+    begin, int64 (PSs,); of_sums int32: the bag, and the end of the ids among those of the PS; of_ids: unique row int32
+    and weight float32; terms of each bag: ends int64 (bags + 1,), places in the replies int32 and weights float32. The
+    single rows of a PS come before its sums there. weights: of all ids, empty if all are 1.
+    """
+    places, by_bag = rows
+    sum_first, id_first, single_first = firsts
+    servers, first, count = sum_first.size, bags[0], 0
+    last, sums, ids = np.full(servers, -1, np.int64), np.zeros(servers, np.int64), np.zeros(servers, np.int64)
+    singles = np.zeros(servers, np.int64)
+    for d in range(owners.size):
+        singles[owners[d]] += not by_bag[d]
+    ends, term_places, term_weights = terms
+    ends[0] = 0
+    for b in range(bags.size - 1):
+        for i in range(bags[b] - first, bags[b + 1] - first):
+            d = inverse[i]
+            p = owners[d]
+            if not by_bag[d]:
+                term_places[count] = single_first[p] + places[d]
+                if weights.size:
+                    term_weights[count] = weights[i]
+                count += 1
+                continue
+            if last[p] != b:
+                last[p] = b
+                of_sums[0][sum_first[p] + sums[p]] = b
+                term_places[count] = single_first[p] + singles[p] + sums[p]
+                if weights.size:
+                    term_weights[count] = np.float32(1.0)
+                count += 1
+                sums[p] += 1
+            of_ids[0][id_first[p] + ids[p]] = d
+            if weights.size:
+                of_ids[1][id_first[p] + ids[p]] = weights[i]
+            ids[p] += 1
+            of_sums[1][sum_first[p] + sums[p] - 1] = ids[p]
+        ends[b + 1] = count

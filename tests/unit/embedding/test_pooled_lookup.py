@@ -1,0 +1,219 @@
+"""Bags that embedding PSs pool, against the same lookups by row: real requests, answered by real servers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rows import row_options
+from test_bag_lookup import FEATURES, bags_of, drawn
+from test_lookup import CARDINALITIES
+
+from ssmpi.comm.service import request_tag
+from ssmpi.core.errors import DataError
+from ssmpi.embedding import wire
+from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.pooled_lookup import PooledLookup
+from ssmpi.embedding.pooling import TableTraffic, counted, pooled_tables
+from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.table import Arena
+
+NOTHING = np.empty(0, np.float32)
+LENGTHS = (2.5, 1.0, 2.5)  # the second feature is no list
+
+
+class Posts:
+    """The service of a server whose clients are in this process."""
+
+    rank, size = 0, 1
+
+    def buffer(self, size):
+        return np.empty(size, np.uint8)
+
+    def reply(self, source, thread, buffer):
+        self.replied = buffer
+
+
+class Direct:
+    """A transport that hands each request to its server at once; it counts bytes, and what they were for."""
+
+    def __init__(self, options, servers=2, near=(), counted=False):
+        self.placement, self.near = place(CARDINALITIES, servers, lengths=LENGTHS), near
+        self.arenas = [Arena(options, self.placement, k, seed=3) for k in range(servers)]
+        self.posts, self.seen = Posts(), [[] for _ in range(servers)]
+        self.servers = [EmbeddingServer(a, self.posts, counts=b"" if counted else None) for a in self.arenas]
+        for arena, seen in zip(self.arenas, self.seen, strict=True):
+            arena.set_observer(
+                lambda rows, times, seen=seen: seen.append(dict(zip(rows.tolist(), times.tolist(), strict=True)))
+            )
+        self.counted, self.pulled, self.pushed, self.kinds = counted, 0, 0, []
+
+    @property
+    def mapped(self):
+        pairs = [(a.weights, a.state) if k in self.near else (NOTHING,) * 2 for k, a in enumerate(self.arenas)]
+        return [array for pair in pairs for array in pair]
+
+    def ask(self, lookup, thread):
+        self.pulled = 0
+        for k, part in enumerate(lookup.parts):
+            if k not in self.near and part.start < part.stop:
+                kind, payload, reply = lookup.request(k)
+                self.servers[k].handle(0, request_tag(kind, thread), payload.view(np.uint8))
+                reply[...] = self.posts.replied.view(np.float32).reshape(reply.shape)
+                self.pulled += payload.nbytes + reply.nbytes
+                self.kinds.append(kind)
+
+    def collect(self, lookup):
+        pass
+
+    def push(self, lookup, gradients, factor, thread):
+        self.pushed = 0
+        times = lookup.occurrences() if self.counted else None
+        summed = lookup.summed(gradients)
+        by_bag = lookup.bag_pushes(gradients, factor, times)
+        for k, part in enumerate(lookup.parts):
+            each = None if times is None else times[part]
+            if k in self.near:
+                self.arenas[k].update(lookup.rows[part], summed[part], factor, each)
+            elif part.start < part.stop:
+                kind = wire.PUSH_BAGS if k in by_bag else wire.PUSH
+                message = by_bag[k] if k in by_bag else wire.push(factor, lookup.rows[part], summed[part], each)
+                self.servers[k].handle(0, request_tag(kind, thread), message.view(np.uint8))
+                self.pushed += message.nbytes
+
+
+def of(transport, options):
+    return Lookups(transport, transport.placement, options, thread=0)
+
+
+def options_of(pooling, **others):
+    return row_options(4, transport="messages", pooling=pooling, **others)
+
+
+def one_each(lists, weights):
+    """The second feature has one id in each row."""
+    lists = [[row[0], [(row[1] or [3])[0]], row[2]] for row in lists]
+    if weights is not None:
+        weights = [[row[0], [1.0], row[2]] for row in weights]
+    return lists, weights
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("near", [(), (0,)])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_pooled_and_unpooled_agree(servers, near, weighted, optimizer):
+    """To the bit where no list has rows on two PSs; accesses are counted alike."""
+    generator = np.random.default_rng(servers)
+    options = [options_of(pooling, optimizer=optimizer) for pooling in ("trainer", "server")]
+    transports = [Direct(each, servers, near, counted=True) for each in options]
+    lookups = [of(*pair) for pair in zip(transports, options, strict=True)]
+    for batch in (9, 3, 14):
+        lists, weights = one_each(*drawn(generator, batch, weighted=weighted))
+        gradients = generator.normal(size=(batch, FEATURES, 4)).astype(np.float32)
+        found = []
+        for lookup, transport in zip(lookups, transports, strict=True):
+            rows = lookup.pull(bags_of(lists, weights, first=batch % 4))
+            found.append(rows.values.copy())
+            lookup.push(rows, gradients, 0.5)
+            transport.seen = [each[:] for each in transport.seen]
+        if servers == 1:
+            np.testing.assert_array_equal(*found)
+        np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found[0][:, 1], found[1][:, 1])
+    if servers > len(near):
+        assert isinstance(rows, PooledLookup)
+    for one, other in zip(transports[0].arenas, transports[1].arenas, strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
+        np.testing.assert_array_equal(one.state, other.state)
+    assert [[dict(sorted(s.items())) for s in seen] for seen in transports[0].seen] == [
+        [dict(sorted(s.items())) for s in seen] for seen in transports[1].seen
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_lists(data):
+    """Lists of any lengths, on any number of PSs: to the bit what one PS sends by row, if no table is split."""
+    servers = data.draw(st.integers(1, 3))
+    options = [options_of(pooling, optimizer="sgd", rate=0.1) for pooling in ("trainer", "server")]
+    lookups = [of(Direct(each, servers), each) for each in options]
+    bag = [st.lists(st.integers(0, rows - 1), max_size=4) for rows in CARDINALITIES]
+    for _ in range(2):
+        lists = data.draw(st.lists(st.tuples(*bag), max_size=5))
+        weights = None
+        if data.draw(st.booleans()):
+            number = st.floats(-2, 2, width=32)
+            weights = [[data.draw(st.lists(number, min_size=len(b), max_size=len(b))) for b in row] for row in lists]
+        bags = bags_of(lists, weights)
+        found = [lookup.pull(bags) for lookup in lookups]
+        np.testing.assert_allclose(found[0].values, found[1].values, rtol=1e-5, atol=1e-6)
+        gradients = np.arange(found[0].values.size, dtype=np.float32).reshape(found[0].values.shape)
+        for lookup, rows in zip(lookups, found, strict=True):
+            lookup.push(rows, gradients)
+        for one, other in zip(*(lookup._transport.arenas for lookup in lookups), strict=True):
+            np.testing.assert_array_equal(one.weights, other.weights)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
+def test_messages_have_the_bytes_of_their_formulas(weighted, counted):
+    generator, options = np.random.default_rng(1), options_of("server")
+    transport = Direct(options, 1, counted=counted)
+    lookups = of(transport, options)
+    lists, weights = one_each(*drawn(generator, 12, weighted=weighted))
+    rows = lookups.pull(bags_of(lists, weights))
+    lookups.push(rows, np.ones_like(rows.values))
+    singles = len({row[1][0] for row in lists})
+    bags = sum(bool(row[f]) for row in lists for f in (0, 2))
+    ids = sum(len(row[f]) for row in lists for f in (0, 2))
+    unique = len({(f, i) for row in lists for f in (0, 2) for i in row[f]})
+    assert transport.pulled == wire.pulled_bag_bytes(singles, bags, ids, 4, weighted=weighted)
+    assert transport.pushed == wire.pushed_bag_bytes(singles, bags, unique, ids, 4, weighted=weighted, counted=counted)
+    assert transport.kinds == [wire.PULL_BAGS]
+
+
+def test_a_row_beyond_the_arena_is_refused():
+    options = options_of("server")
+    server = Direct(options, 1).servers[0]
+    for singles, rows in (([200], [0]), ([0], [200])):
+        words = [np.array(each, np.int32) for each in (singles, rows, [1])]
+        with pytest.raises(DataError, match="asked for row 200 of 137"):
+            server.handle(0, request_tag(wire.PULL_BAGS, 0), wire.pull_bags(*words, NOTHING).view(np.uint8))
+
+
+def test_what_is_less_to_send_is_pooled():
+    """Long lists of different ids are; lists whose rows a batch needs once in any case are not; one id never is."""
+    generator = np.random.default_rng(0)
+    placement, options = place((100_000, 100_000, 5), 1, lengths=(8.0, 1.0, 8.0)), row_options(16)
+    rows = [[generator.integers(0, n, k).tolist() for n, k in ((100_000, 8), (100_000, 1), (5, 8))] for _ in range(128)]
+    bags = bags_of(rows)
+    assert pooled_tables(placement, options, bags).tolist() == [True, False, False]
+    forced = [row_options(16, pooling=pooling) for pooling in ("server", "trainer")]
+    assert [pooled_tables(placement, one, bags).tolist() for one in forced] == [
+        [True, False, True], [False, False, False],
+    ]  # fmt: skip
+    alike = bags_of([[[7, 7, 9], [1], []] for _ in range(128)])  # of a large table, but always the same rows
+    assert pooled_tables(placement, options, alike).tolist() == [False, False, False]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_counted_numbers_of_a_table(weighted):
+    """On four PSs there is a sum for each PS that has rows of a bag."""
+    generator = np.random.default_rng(0)
+    placement = place((1_000, 9, 10), 4, lengths=(8.0, 1.0, 1.0))
+    strides = placement.strides.tolist()
+    assert strides[0] == 4
+    lists, weights = drawn(generator, 40, weighted=weighted)
+    for number, found in enumerate(counted(placement, bags_of(lists, weights, first=3), 16)):
+        bags = [row[number] for row in lists]
+        ids, rows = sum(map(len, bags)), len({i for bag in bags for i in bag})
+        sums = sum(len({i % strides[number] for i in bag}) for bag in bags)
+        assert found == TableTraffic(ids, rows, sums, 16, weighted)
+
+
+def test_all_ids_different_are_the_most_that_is_sent():
+    placement = place((100_000, 9), 4, lengths=(8.0, 1.0))
+    lists = [[list(range(r * 8, r * 8 + 8)), [r % 9], []] for r in range(100)]
+    found = counted(place((100_000, 9, 1), 4), bags_of(lists), 16)[0]
+    assert found == TableTraffic.most(placement, 0, 100, 16, weighted=False)
