@@ -12,7 +12,7 @@ mpi4py.rc.finalize = False
 import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from datasets import make_dataset  # noqa: E402
+from datasets import make_dataset, make_lists_dataset  # noqa: E402
 from runs import train_over_threads  # noqa: E402
 
 from data_prep.cli import main as prepare  # noqa: E402
@@ -34,12 +34,21 @@ RUNS = (
 )
 
 
+LISTS = (
+    ("topology.embedding_ps=0",),
+    *((*SERVED, f"embedding.pooling={who}", *rows) for who in ("trainer", "server") for rows in ((), SGD)),
+)
+
+
 def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_dataset(folder / "data", rows=1_000)
         for number, settings in enumerate(RUNS):
             train_over_threads(folder / str(number), folder / "data", *settings, timeout=600)  # compiling takes long
+        make_lists_dataset(folder / "lists", rows=300)
+        for number, settings in enumerate(LISTS):
+            train_over_threads(folder / f"lists-{number}", folder / "lists", *settings, timeout=600)
         prepare(["synthesize", str(folder / "raw"), "--rows", "2000", "--scale", "0.0001"])
         for order in ("frequency", "dlrm"):
             prepare(["criteo", str(folder / "raw" / "train.txt"), "-o", str(folder / order), "--id-order", order])

@@ -44,6 +44,8 @@ def write(config: Config, folder: Path, target: Path) -> str:
         estimates.check()
     thresholds = {name: threshold(own) for name, own in zip(estimates.names, estimates.values, strict=True)}
     about = {"dense": json.dumps(names.dense), "tables": json.dumps(names.sparse)}
+    if names.lists:
+        about["lists"] = json.dumps({name: names.lists[name].pooling for name in names.list_names})
     try:
         model = onnx_graph.model_of(network, saved, thresholds, about)
     except DataError as error:

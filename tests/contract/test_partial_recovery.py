@@ -211,7 +211,7 @@ def saved_rows(checkpoint, index):
 def rows_in(killed, index):
     """The same, as they lie in the memory of the PS."""
     config = killed.config
-    placement = place(SplitReader(Path(config.data.folder), "train", 600).manifest.cardinalities, 2)
+    placement = placement_of(config)
     values = killed.arrays(f"embedding_ps-{index}", "rows")["rows"].view(np.float32)
     count, dim = placement.rows_of(index), config.embedding.dim
     weights, state = values[: count * dim].reshape(count, dim), values[count * dim :]

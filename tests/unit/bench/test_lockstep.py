@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from datasets import make_lists_dataset
 from ranks import ssmpi
 from runs import train_over_threads, write_run_file
 
@@ -48,6 +49,16 @@ def test_one_trainer_computes_what_a_run_does(tmp_path, small_data, prefetch):
     )  # fmt: skip
     real = train_over_threads(tmp_path / "real", small_data, *overrides)
     run = in_lockstep(tmp_path / "lockstep", small_data, *overrides)
+    np.testing.assert_array_equal(run.progress.losses, real.losses())
+    assert_same_bits(run, real)
+    assert run.score("test")["log_loss"] == pytest.approx(real.quality()["log_loss"], rel=1e-9)
+
+
+def test_lists_are_pooled_as_in_a_run(tmp_path):
+    data = make_lists_dataset(tmp_path / "data", 500)
+    overrides = ("data.batch_size=50", "data.block_rows=200", "model.name=deepfm", "model.deepfm.deep=[8]")
+    real = train_over_threads(tmp_path / "real", data, *overrides)
+    run = in_lockstep(tmp_path / "lockstep", data, *overrides)
     np.testing.assert_array_equal(run.progress.losses, real.losses())
     assert_same_bits(run, real)
     assert run.score("test")["log_loss"] == pytest.approx(real.quality()["log_loss"], rel=1e-9)
