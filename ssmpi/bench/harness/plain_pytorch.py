@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import cycle
-from typing import cast
+from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import nn
 
 from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.config import Config
+from ssmpi.core.bags import Bags
 from ssmpi.data.batch import Batch
 from ssmpi.model import reference
 from ssmpi.model.initial import initial_vector
@@ -22,8 +24,18 @@ from ssmpi.model.network import Network
 from ssmpi.model.parameters import by_name
 
 
+class Column(NamedTuple):
+    """One feature of a batch: all ids int64, where each row's begin in them int64 (batch,), and the ids' weights
+    float32, None if all are 1.
+    """
+
+    ids: torch.Tensor
+    offsets: torch.Tensor
+    weights: torch.Tensor | None
+
+
 class PlainNetwork(nn.Module):
-    """Logits (batch,) for dense (batch, features) and, by feature, ids (batch,) with their offsets."""
+    """Logits (batch,) for dense (batch, features) and the columns of the sparse features."""
 
     def __init__(self, network: Network, cardinalities: tuple[int, ...], seed: int) -> None:
         super().__init__()
@@ -33,18 +45,34 @@ class PlainNetwork(nn.Module):
         self.names = [name for name, _ in values]
         self.dense = nn.ParameterList(torch.from_numpy(array.copy()) for _, array in values)
 
-    def forward(self, dense: torch.Tensor, ids: list[torch.Tensor], offsets: torch.Tensor) -> torch.Tensor:
+    def forward(self, dense: torch.Tensor, columns: list[Column]) -> torch.Tensor:
         """Score a batch."""
-        rows = torch.cat([table(values, offsets) for table, values in zip(self.tables, ids, strict=True)], dim=1)
+        rows = torch.cat([table(*column) for table, column in zip(self.tables, columns, strict=True)], dim=1)
         parameters = dict(zip(self.names, self.dense, strict=True))
         return reference.logits(self.network, parameters, dense, rows.unflatten(1, (len(self.tables), -1)))
 
 
-def collated(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor, torch.Tensor]:
+def collated(batch: Batch) -> tuple[torch.Tensor, list[Column], torch.Tensor]:
     """A batch in the format of the reference's data loader. Made before the window, so it is not timed."""
-    ids = [torch.from_numpy(column.astype("int64")) for column in batch.ids.T]
-    labels = torch.from_numpy(batch.labels.copy())
-    return torch.from_numpy(batch.dense.copy()), ids, torch.arange(len(batch)), labels
+    if isinstance(batch.ids, Bags):
+        columns = [_column(batch.ids, feature) for feature in range(batch.ids.features)]
+    else:
+        each = torch.arange(len(batch))
+        columns = [Column(torch.from_numpy(ids.astype("int64")), each, None) for ids in batch.ids.T]
+    return torch.from_numpy(batch.dense.copy()), columns, torch.from_numpy(batch.labels.copy())
+
+
+def _column(bags: Bags, feature: int) -> Column:
+    """One feature of a batch with lists."""
+    lengths = np.diff(bags.starts)
+    of_feature = np.repeat(np.arange(len(lengths)) % bags.features == feature, lengths)
+    ids, weights = (each[bags.starts[0] : bags.starts[-1]] for each in (bags.ids, bags.weights))
+    ends = np.cumsum(lengths[feature :: bags.features])
+    return Column(
+        torch.from_numpy(ids[of_feature].astype("int64")),
+        torch.from_numpy(np.concatenate([[0], ends[:-1]])),
+        torch.from_numpy(weights[of_feature]) if weights.size else None,
+    )
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -66,8 +94,8 @@ def plain_step(config: Config, source: BatchSource) -> Callable[[], object]:
     batches = cycle([collated(batch) for batch in source.batches(0)])
 
     def step() -> None:
-        dense, ids, offsets, labels = next(batches)
-        loss = loss_of(model(dense, ids, offsets), labels)
+        dense, columns, labels = next(batches)
+        loss = loss_of(model(dense, columns), labels)
         model.zero_grad()
         loss.backward()
         for optimizer in optimizers:
@@ -89,7 +117,7 @@ class MergedNetwork:
         self.parameters = {name: torch.from_numpy(array.copy()).requires_grad_() for name, array in values}
 
     def loss(self, dense: torch.Tensor, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean log-loss of a batch; ``rows`` (batch * features, width) are the gathered ones."""
+        """The mean log-loss of a batch; ``rows`` (batch * features, width) are the gathered or pooled ones."""
         rows = rows.unflatten(0, (len(labels), len(self.offsets)))
         logits = reference.logits(self._network, self.parameters, dense, rows)
         return nn.functional.binary_cross_entropy_with_logits(logits, labels)
@@ -101,23 +129,50 @@ def tuned_step(config: Config, source: BatchSource, process: int) -> Callable[[]
     model = MergedNetwork(config.network, source.cardinalities, config.run.seed)
     optimizer = OPTIMIZERS[config.dense.optimizer](list(model.parameters.values()), lr=config.dense.rate)
     update = _row_update(config, model.table)
-    batches = cycle([_merged(batch, model.offsets) for batch in source.batches(process)])
+    batches = cycle([MergedBatch.of(batch, model.offsets) for batch in source.batches(process)])
 
     def step() -> None:
-        dense, ids, labels = next(batches)
-        rows = model.table.index_select(0, ids).requires_grad_()
-        model.loss(dense, rows, labels).backward()
+        batch = next(batches)
+        rows = model.table.index_select(0, batch.ids).requires_grad_()
+        model.loss(batch.dense, batch.pooled(rows), batch.labels).backward()
         optimizer.step()
         optimizer.zero_grad()
-        update(ids, cast("torch.Tensor", rows.grad))
+        update(batch.ids, cast("torch.Tensor", rows.grad))
 
     return step
 
 
-def _merged(batch: Batch, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Dense features, row numbers in the merged table (batch * features,), labels; made before the window."""
-    ids = torch.from_numpy(batch.ids.astype("int64")) + offsets
-    return torch.from_numpy(batch.dense.copy()), ids.flatten(), torch.from_numpy(batch.labels.copy())
+class MergedBatch(NamedTuple):
+    """``ids`` are row numbers of the merged table int64 (ids,); ``offsets`` say where those of each row and feature
+    begin, None if there is one each; ``weights`` are theirs, None if all are 1. Made before the window.
+    """
+
+    dense: torch.Tensor
+    ids: torch.Tensor
+    offsets: torch.Tensor | None
+    weights: torch.Tensor | None
+    labels: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, first: torch.Tensor) -> MergedBatch:
+        """A batch over a table in which each feature's rows begin at ``first`` int64 (features,)."""
+        dense, labels = torch.from_numpy(batch.dense.copy()), torch.from_numpy(batch.labels.copy())
+        if not isinstance(batch.ids, Bags):
+            return cls(dense, (torch.from_numpy(batch.ids.astype("int64")) + first).flatten(), None, None, labels)
+        bags = batch.ids
+        begin, end = bags.starts[[0, -1]]
+        starts, lengths = torch.from_numpy(bags.starts - begin), torch.from_numpy(np.diff(bags.starts))
+        ids = torch.from_numpy(bags.ids[begin:end].astype("int64"))
+        ids += first.repeat(len(batch)).repeat_interleave(lengths)
+        weights = torch.from_numpy(bags.weights[begin:end]) if bags.weights.size else None
+        return cls(dense, ids, starts[:-1], weights, labels)
+
+    def pooled(self, rows: torch.Tensor) -> torch.Tensor:
+        """One vector for each row and feature, of the gathered ``rows`` (ids, width)."""
+        if self.offsets is None:
+            return rows
+        numbers, weights = torch.arange(len(rows)), self.weights
+        return nn.functional.embedding_bag(numbers, rows, self.offsets, mode="sum", per_sample_weights=weights)
 
 
 def _row_update(config: Config, table: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], object]:

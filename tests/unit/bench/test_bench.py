@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from datasets import LIST_CARDINALITIES, make_lists_dataset
 
 from ssmpi.bench.harness import (
     data,
@@ -39,6 +40,7 @@ from ssmpi.comm.service import request_tag
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
 from ssmpi.data.batch import Batch
+from ssmpi.data.reader import SplitReader, batches_in
 from ssmpi.embedding import wire
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
@@ -458,11 +460,33 @@ def test_the_torch_model_of_a_network_scores_as_ours(name):
     generator, plain = np.random.default_rng(0), plain_pytorch.PlainNetwork(network, (7,) * 5, seed=3)
     ids = generator.integers(0, 7, (9, 5))
     batch = Batch(ids, generator.normal(size=(9, 13)).astype(np.float32), np.zeros(9, np.float32))
-    dense, columns, offsets, _ = plain_pytorch.collated(batch)
+    dense, columns, _ = plain_pytorch.collated(batch)
     tables = [table.weight.detach().numpy() for table in plain.tables]
     rows = np.stack([table[column] for table, column in zip(tables, ids.T, strict=True)], axis=1)
     expected = Replica(network, "fp32", seed=3).thread_model().score(batch.dense, rows)
-    np.testing.assert_allclose(plain(dense, columns, offsets).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(plain(dense, columns).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_torch_models_pool_lists_as_numpy_does(tmp_path):
+    data = make_lists_dataset(tmp_path / "data", 200)
+    reader = SplitReader(data, "train", 200)
+    batch = next(iter(batches_in(np.arange(5, 45), reader.read(reader.blocks[0]), 40)))
+    network = zoo.network_of(ModelOptions(name="deepfm"), Inputs(2, 5, 4))
+    plain = plain_pytorch.PlainNetwork(network, LIST_CARDINALITIES, seed=3)
+    merged = plain_pytorch.MergedNetwork(network, LIST_CARDINALITIES, seed=3)
+    merged.table[:] = torch.cat([table.weight.detach() for table in plain.tables])
+    expected, bags = np.zeros((40, 5, network.rows.width), np.float32), batch.ids
+    for bag in range(200):
+        row, feature = divmod(bag, 5)
+        for at in range(bags.starts[bag], bags.starts[bag + 1]):
+            vector = plain.tables[feature].weight[bags.ids[at]].detach().numpy()
+            expected[row, feature] += vector * bags.weights[at]
+    logits = Replica(network, "fp32", seed=3).thread_model().score(batch.dense, expected)
+    dense, columns, _ = plain_pytorch.collated(batch)
+    np.testing.assert_allclose(plain(dense, columns).detach().numpy(), logits, rtol=1e-4, atol=1e-5)
+    whole = plain_pytorch.MergedBatch.of(batch, merged.offsets)
+    found = whole.pooled(merged.table[whole.ids])
+    np.testing.assert_allclose(found.numpy().reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture
