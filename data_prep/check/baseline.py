@@ -83,6 +83,11 @@ def baseline(folder: Path, split: str = "test", whole_rows: int = WHOLE_ROWS) ->
             f"{folder}: {', '.join(manifest.features.keyed)} have 64-bit keys, of which the regression cannot have a "
             "weight each; prepare the same rows with a vocabulary for it"
         )
+    if lists := manifest.features.list_names:
+        raise DataError(
+            f"{folder}: {', '.join(lists)} have lists of ids, which this regression does not read; train "
+            'model.name = "logistic" on them: its weights of ids are pooled as vectors are'
+        )
     for name in ("train", "validation", split):
         if not manifest.split(name).rows:
             raise DataError(f"{folder}: split '{name}' has no rows; prepare more rows")

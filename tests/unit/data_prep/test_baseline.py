@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from datasets import flip_a_value
+from datasets import flip_a_value, make_lists_dataset
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
@@ -172,3 +172,8 @@ def test_errors(prepared, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(UserError, match=r"pip install 'ssmpi\[baseline\]'"):
         baseline(prepared[0])
+
+
+def test_lists_are_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match=r"genres, tags, words have lists of ids, which this regression does not read"):
+        baseline(make_lists_dataset(tmp_path, 100))
