@@ -10,8 +10,8 @@ import numpy as np
 from data_prep.files import save_array
 from data_prep.preparation import Preparation, Rows
 from data_prep.ranks import RawDataError
+from data_prep.vocabulary.lookup import look_up
 from data_prep.vocabulary.scan import reduce_tokens
-from data_prep.vocabulary.tables import look_up
 from data_prep.vocabulary.vocabulary_file import RESERVED_IDS, Vocabulary
 from ssmpi.data.schema import MISSING_ID
 

@@ -1,19 +1,18 @@
-"""Open-addressing hash tables over 32-bit tokens, compiled: counting (or first appearance) and looking up ids.
+"""Open-addressing hash tables over tokens, compiled: counting, or first appearance, in pass 1.
 
-A count per token in Python costs twenty times as much. Used by ``scan`` (pass 1) and ``vocabulary`` (lookup).
+A count per token in Python costs twenty times as much. ``lookup`` has those of pass 2.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from data_prep.preparation import Rows
 from data_prep.raw.fields import Integer
 from ssmpi.compiled.jit import njit
-from ssmpi.data.schema import MISSING_ID, RARE_ID
 
 FIRST_BITS = 10
 LOAD = 0.6
@@ -24,7 +23,7 @@ MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 @njit(cache=True, nogil=True)
-def _slot(token: Integer, bits: Integer) -> Integer:
+def home_slot(token: Integer, bits: Integer) -> Integer:
     """The home slot of a token in a table of 2**bits: multiplicative (Fibonacci) hashing."""
     return np.int64((np.uint64(token) * MIX) >> np.uint64(64 - bits))
 
@@ -44,11 +43,11 @@ def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray,
         stop = min(row + TOGETHER, tokens.size)
         if table.size >= LARGE:
             for ahead in tokens[row:stop]:
-                state[3] ^= np.int64(table[_slot(ahead, bits)])
+                state[3] ^= np.int64(table[home_slot(ahead, bits)])
         while row < stop and used < limit:
             if not (missing[row] >> bit) & 1:
                 token = np.uint64(tokens[row])
-                slot = _slot(token, bits)
+                slot = home_slot(token, bits)
                 entry = table[slot]
                 while entry != 0 and entry >> HALF != token:
                     slot = (slot + 1) & wrap
@@ -67,7 +66,7 @@ def _rehash(old: np.ndarray, table: np.ndarray) -> None:
     wrap = table.size - 1
     for entry in old:
         if entry != 0:
-            slot = _slot(entry >> HALF, bits)
+            slot = home_slot(entry >> HALF, bits)
             while table[slot] != 0:
                 slot = (slot + 1) & wrap
             table[slot] = entry
@@ -83,11 +82,11 @@ def _count_wide(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.nda
         stop = min(row + TOGETHER, tokens.size)
         if table.shape[0] >= LARGE:
             for ahead in tokens[row:stop]:
-                state[3] ^= np.int64(table[_slot(ahead, bits), 1])
+                state[3] ^= np.int64(table[home_slot(ahead, bits), 1])
         while row < stop and used < limit:
             if not (missing[row] >> bit) & 1:
                 token = tokens[row]
-                slot = _slot(token, bits)
+                slot = home_slot(token, bits)
                 while table[slot, 1] != 0 and table[slot, 0] != token:
                     slot = (slot + 1) & wrap
                 if table[slot, 1] == 0:
@@ -104,7 +103,7 @@ def _rehash_wide(old: np.ndarray, table: np.ndarray) -> None:
     wrap = table.shape[0] - 1
     for i in range(old.shape[0]):
         if old[i, 1] != 0:
-            slot = _slot(old[i, 0], bits)
+            slot = home_slot(old[i, 0], bits)
             while table[slot, 1] != 0:
                 slot = (slot + 1) & wrap
             table[slot, 0], table[slot, 1] = old[i, 0], old[i, 1]
@@ -118,7 +117,7 @@ def _note_first(tokens: np.ndarray, first: int, keys: np.ndarray, values: np.nda
     row, used, limit = state[0], state[1], state[2]
     while row < tokens.size and used < limit:
         token = tokens[row]
-        slot = _slot(token, bits)
+        slot = home_slot(token, bits)
         while values[slot] != 0 and keys[slot] != token:
             slot = (slot + 1) & wrap
         if values[slot] == 0:
@@ -137,7 +136,7 @@ def _refill(old_keys: np.ndarray, old_values: np.ndarray, keys: np.ndarray, valu
     wrap = keys.size - 1
     for old in range(old_keys.size):
         if old_values[old] != 0:
-            slot = _slot(old_keys[old], bits)
+            slot = home_slot(old_keys[old], bits)
             while values[slot] != 0:
                 slot = (slot + 1) & wrap
             keys[slot] = old_keys[old]
@@ -263,82 +262,3 @@ class FirstTable(TokenTable):
         taken = self._values != 0
         order = np.argsort(self._keys[taken])
         return self._keys[taken][order], self._values[taken][order]
-
-
-@njit(cache=True, nogil=True)
-def _build(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
-    bits = np.int64(np.log2(table.size) + 0.5)
-    wrap = table.size - 1
-    for i in range(tokens.size):
-        slot = _slot(tokens[i], bits)
-        while table[slot] != 0:
-            slot = (slot + 1) & wrap
-        table[slot] = (np.uint64(tokens[i]) << np.uint64(32)) | np.uint64(first_id + i + 1)
-
-
-@njit(cache=True, nogil=True)
-def _build_wide(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
-    bits = np.int64(np.log2(table.shape[0]) + 0.5)
-    wrap = table.shape[0] - 1
-    for i in range(tokens.size):
-        slot = _slot(tokens[i], bits)
-        while table[slot, 1] != 0:
-            slot = (slot + 1) & wrap
-        table[slot, 0], table[slot, 1] = tokens[i], np.uint64(first_id + i + 1)
-
-
-def lookup_table(tokens: np.ndarray, first_id: int) -> np.ndarray:
-    """A table uint64 (slots,), or for tokens uint64 (slots, 2), for ``look_up``: ``tokens[i]`` has id
-    ``first_id + i``."""
-    slots = 1 << max(4, int(len(tokens) / LOAD).bit_length())
-    wide = tokens.dtype == np.uint64
-    table: np.ndarray = np.zeros((slots, 2) if wide else slots, dtype=np.uint64)
-    (_build_wide if wide else _build)(tokens, first_id, table)
-    table.flags.writeable = False
-    return table
-
-
-@njit(cache=True, nogil=True)
-def _look_up(
-    tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, reserved: tuple[int, int], ids: np.ndarray
-) -> None:
-    bits = np.int64(np.log2(table.size) + 0.5)
-    wrap = table.size - 1
-    for row in range(tokens.size):
-        if bit >= 0 and (missing[row] >> bit) & 1:
-            ids[row] = reserved[0]
-            continue
-        token = np.uint64(tokens[row])
-        slot = _slot(token, bits)
-        entry = table[slot]
-        while entry != 0 and entry >> HALF != token:
-            slot = (slot + 1) & wrap
-            entry = table[slot]
-        ids[row] = np.int32((entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)) if entry != 0 else reserved[1]
-
-
-@njit(cache=True, nogil=True)
-def _look_up_wide(
-    tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, reserved: tuple[int, int], ids: np.ndarray
-) -> None:
-    bits = np.int64(np.log2(table.shape[0]) + 0.5)
-    wrap = table.shape[0] - 1
-    for row in range(tokens.size):
-        if (missing[row] >> bit) & 1:
-            ids[row] = reserved[0]
-            continue
-        slot = _slot(tokens[row], bits)
-        while table[slot, 1] != 0 and table[slot, 0] != tokens[row]:
-            slot = (slot + 1) & wrap
-        ids[row] = np.int32(table[slot, 1] - np.uint64(1)) if table[slot, 1] != 0 else reserved[1]
-
-
-def look_up(tokens: np.ndarray, rows: Rows, tables: Sequence[np.ndarray], *, reserved: bool) -> np.ndarray:
-    """Ids int32 (sparse, rows) of ``tokens`` uint32 (sparse, rows), those of ``rows``. With ``reserved`` 0 is missing
-    and 1 unseen; otherwise a missing token is token 0 and an unseen one gets -1."""
-    ids = np.empty(tokens.shape, dtype=np.int32)
-    for f, table in enumerate(tables):
-        missing, bit = rows.missing_bit(f)
-        one = _look_up_wide if table.ndim == 2 else _look_up
-        one(tokens[f], missing, bit if reserved else -1, table, (MISSING_ID, RARE_ID if reserved else -1), ids[f])
-    return ids

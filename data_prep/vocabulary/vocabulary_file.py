@@ -20,8 +20,8 @@ import numpy as np
 
 from data_prep.files import whole
 from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
+from data_prep.vocabulary.lookup import lookup_table
 from data_prep.vocabulary.scan import Spill
-from data_prep.vocabulary.tables import lookup_table
 from ssmpi.core.errors import DamageError, DataError
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO
@@ -184,7 +184,7 @@ class Vocabulary:
         return self.id_order == FREQUENCY
 
     def lookup(self, feature: int) -> np.ndarray:
-        """The lookup table of one feature, for ``tables.look_up``."""
+        """The lookup table of one feature, for ``lookup.look_up``."""
         tokens = self.column(feature, "token")
         return lookup_table(tokens, RESERVED_IDS if self.reserved else 0)
 

@@ -1,0 +1,91 @@
+"""Tables from tokens to ids, compiled, as ``tables``: an entry is a token and 1 + its id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_prep.preparation import Rows
+from data_prep.vocabulary.tables import HALF, LOAD, home_slot
+from ssmpi.compiled.jit import njit
+from ssmpi.data.schema import MISSING_ID, RARE_ID
+
+
+@njit(cache=True, nogil=True)
+def _build(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
+    bits = np.int64(np.log2(table.size) + 0.5)
+    wrap = table.size - 1
+    for i in range(tokens.size):
+        slot = home_slot(tokens[i], bits)
+        while table[slot] != 0:
+            slot = (slot + 1) & wrap
+        table[slot] = (np.uint64(tokens[i]) << np.uint64(32)) | np.uint64(first_id + i + 1)
+
+
+@njit(cache=True, nogil=True)
+def _build_wide(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
+    bits = np.int64(np.log2(table.shape[0]) + 0.5)
+    wrap = table.shape[0] - 1
+    for i in range(tokens.size):
+        slot = home_slot(tokens[i], bits)
+        while table[slot, 1] != 0:
+            slot = (slot + 1) & wrap
+        table[slot, 0], table[slot, 1] = tokens[i], np.uint64(first_id + i + 1)
+
+
+def lookup_table(tokens: np.ndarray, first_id: int) -> np.ndarray:
+    """A table uint64 (slots,), or for tokens uint64 (slots, 2), for ``look_up``: ``tokens[i]`` has id
+    ``first_id + i``."""
+    slots = 1 << max(4, int(len(tokens) / LOAD).bit_length())
+    wide = tokens.dtype == np.uint64
+    table: np.ndarray = np.zeros((slots, 2) if wide else slots, dtype=np.uint64)
+    (_build_wide if wide else _build)(tokens, first_id, table)
+    table.flags.writeable = False
+    return table
+
+
+@njit(cache=True, nogil=True)
+def _look_up(
+    tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, reserved: tuple[int, int], ids: np.ndarray
+) -> None:
+    bits = np.int64(np.log2(table.size) + 0.5)
+    wrap = table.size - 1
+    for row in range(tokens.size):
+        if bit >= 0 and (missing[row] >> bit) & 1:
+            ids[row] = reserved[0]
+            continue
+        token = np.uint64(tokens[row])
+        slot = home_slot(token, bits)
+        entry = table[slot]
+        while entry != 0 and entry >> HALF != token:
+            slot = (slot + 1) & wrap
+            entry = table[slot]
+        ids[row] = np.int32((entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)) if entry != 0 else reserved[1]
+
+
+@njit(cache=True, nogil=True)
+def _look_up_wide(
+    tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, reserved: tuple[int, int], ids: np.ndarray
+) -> None:
+    bits = np.int64(np.log2(table.shape[0]) + 0.5)
+    wrap = table.shape[0] - 1
+    for row in range(tokens.size):
+        if (missing[row] >> bit) & 1:
+            ids[row] = reserved[0]
+            continue
+        slot = home_slot(tokens[row], bits)
+        while table[slot, 1] != 0 and table[slot, 0] != tokens[row]:
+            slot = (slot + 1) & wrap
+        ids[row] = np.int32(table[slot, 1] - np.uint64(1)) if table[slot, 1] != 0 else reserved[1]
+
+
+def look_up(tokens: np.ndarray, rows: Rows, tables: Sequence[np.ndarray], *, reserved: bool) -> np.ndarray:
+    """Ids int32 (sparse, rows) of ``tokens`` uint32 (sparse, rows), those of ``rows``. With ``reserved`` 0 is missing
+    and 1 unseen; otherwise a missing token is token 0 and an unseen one gets -1."""
+    ids = np.empty(tokens.shape, dtype=np.int32)
+    for f, table in enumerate(tables):
+        missing, bit = rows.missing_bit(f)
+        one = _look_up_wide if table.ndim == 2 else _look_up
+        one(tokens[f], missing, bit if reserved else -1, table, (MISSING_ID, RARE_ID if reserved else -1), ids[f])
+    return ids

@@ -1,0 +1,154 @@
+"""``ssmpi bench prepare``: rows per core-second of ``ssmpi-prepare``, and the most memory that it takes.
+
+Commands are measured as a user starts them, in turns, each round beginning with a different one. The rows are
+synthetic: with few ids, or with some four millions (in two million rows). What a command takes for the first
+``START_ROWS`` of them, to start and to load compiled code, is left out. Figures are medians.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ssmpi.bench.harness import data, reporting, table_files
+from ssmpi.bench.harness.reporting import chosen, publish, say
+from ssmpi.bench.options import PrepareOptions
+from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.data.schema import read_manifest
+from ssmpi.host.mpi_environment import PYTHON
+
+RESULT = "prepare.json"
+START_ROWS, SHORT_ROWS = 5_000, 40_000
+IDS = {"few ids": ("--scale", "0.01"), "4 M ids": ("--scale", "1", "--skew", "0.9")}
+FILES = {"text": "train.txt", "csv": "train.csv", "parquet": "train.parquet"}
+
+
+@dataclass
+class Case:
+    """A command and its visits: CPU seconds and peak bytes; of its first rows CPU seconds alone."""
+
+    name: str
+    ids: str
+    file: str
+    found_ids: int = 0
+    seconds: list[float] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)
+
+    def words(self, raw: Path) -> list[str | Path]:
+        """The command without its output; ``raw`` is the folder of its file."""
+        if self.file == "text":
+            return ["criteo", raw / FILES["text"], "--split", "kaggle"]
+        return ["table", "--schema", raw / "schema.toml", raw / FILES[self.file]]
+
+    def rate(self, rows: int) -> float:
+        """Rows per core-second after the start."""
+        return (rows - START_ROWS) / (statistics.median(self.seconds) - statistics.median(self.starts))
+
+
+def cases() -> list[Case]:
+    """All commands."""
+    return [
+        Case(f"{name}, {ids}", ids, file)
+        for ids in IDS
+        for name, file in (("criteo", "text"), ("table CSV", "csv"), ("table Parquet", "parquet"))
+    ]
+
+
+def measure(options: PrepareOptions) -> Path:
+    """Make the rows, run all commands ``rounds`` times, print the table; returns the JSON file."""
+    all_cases = cases()
+    some = [case for case in all_cases if chosen(case.name, options.only)]
+    if not some:
+        names = "; ".join(case.name for case in all_cases)
+        raise SettingsError(f"--only '{options.only}' lets nothing through of {names}")
+    rows, rounds = (SHORT_ROWS, 1) if options.short else (options.rows, options.rounds)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    header = reporting.describe()
+    with tempfile.TemporaryDirectory(prefix="prepare-", dir=options.folder) as made:
+        folder = Path(made)
+        for ids in dict.fromkeys(case.ids for case in some):
+            make_rows(folder, ids, rows, tables=any(case.ids == ids and case.file != "text" for case in some))
+        for case in some:
+            visit(case, folder / "first", folder / "out")  # compiles, if nothing has before
+        for round_ in range(rounds):
+            say(f"round {round_ + 1} of {rounds}")
+            first = round_ % len(some)
+            for case in some[first:] + some[:first]:
+                case.starts.append(visit(case, folder / "first", folder / "out")[0])
+                seconds, peak = visit(case, folder / "all", folder / "out")
+                case.seconds.append(seconds)
+                case.peaks.append(peak)
+    report = {"machine": header, "rows": rows, "cases": [plain(case, rows) for case in some]}
+    return publish(options.folder / RESULT, report, table(some, rows, rounds))
+
+
+def make_rows(folder: Path, ids: str, rows: int, *, tables: bool) -> None:
+    """Write ``rows`` rows of a kind to ``all / ids`` in ``folder``, and the first ones of them to ``first / ids``."""
+    whole, first = folder / "all" / ids, folder / "first" / ids
+    data.prepare("synthesize", whole, "--rows", str(rows), "--seed", "1", *IDS[ids])
+    first.mkdir(parents=True)
+    with (whole / FILES["text"]).open("rb") as text, (first / FILES["text"]).open("wb") as out:
+        out.writelines(islice(text, START_ROWS))
+    for place in (whole, first) if tables else ():
+        (place / "schema.toml").write_text(table_files.schema(), encoding="utf-8")
+        run([*PYTHON, "-m", table_files.__name__, *(place / name for name in FILES.values())])
+
+
+def visit(case: Case, raw: Path, output: Path) -> tuple[float, int]:
+    """Prepare once: CPU seconds and peak bytes of the process."""
+    found = run([*PYTHON, "-m", "data_prep", *case.words(raw / case.ids), "--output", output])
+    case.found_ids = sum(read_manifest(output).cardinalities)
+    shutil.rmtree(output)
+    return found
+
+
+def run(line: Sequence[str | Path]) -> tuple[float, int]:
+    """CPU seconds and peak bytes of a command; DataError with its output if it fails."""
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(line, stdout=said, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            raise DataError(f"{' '.join(map(str, line))}: {said.read().decode(errors='replace').strip()}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def plain(case: Case, rows: int) -> dict[str, Any]:
+    """A case as JSON."""
+    return {
+        "name": case.name, "ids": case.found_ids, "rows_per_core_second": case.rate(rows),
+        "seconds": case.seconds, "start_seconds": case.starts, "peak_bytes": case.peaks,
+    }  # fmt: skip
+
+
+def table(some: Sequence[Case], rows: int, rounds: int) -> str:
+    """A line per command, and the ratios of rates between Parquet and CSV."""
+    lines = [
+        f"{rows:,} rows of 39 features, medians of {rounds} rounds in turns, CPU seconds without those of the start",
+        f"{'ssmpi-prepare':24}       ids  M rows a core-second   lowest  highest  start s  peak MB",
+    ]
+    for case in some:
+        rates = sorted((rows - START_ROWS) / 1e6 / (s - b) for s, b in zip(case.seconds, case.starts, strict=True))
+        lines.append(
+            f"{case.name:24}{case.found_ids:10,}{case.rate(rows) / 1e6:22.3f}{rates[0]:9.3f}{rates[-1]:9.3f}"
+            f"{statistics.median(case.starts):9.2f}{statistics.median(case.peaks) / 1e6:9,.0f}"
+        )
+    return "\n".join([*lines, *ratios(some, rows)])
+
+
+def ratios(some: Sequence[Case], rows: int) -> Iterator[str]:
+    """For each kind of rows that both were measured with."""
+    rates = {(case.ids, case.file): case.rate(rows) for case in some}
+    for ids in IDS:
+        if (ids, "csv") in rates and (ids, "parquet") in rates:
+            yield f"Parquet / CSV, {ids}: {rates[ids, 'parquet'] / rates[ids, 'csv']:.2f}"
