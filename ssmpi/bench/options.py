@@ -141,6 +141,21 @@ class CompressionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """``ssmpi bench prepare``."""
+
+    folder: Path = folder()
+    rows: int = option(2_000_000, "of each file")
+    rounds: int = option(3, "visits to every command")
+    only: str = only("commands")
+    short: bool = option(False, "few rows, one round: a smoke test")
+
+    def __post_init__(self) -> None:
+        within("--rows", self.rows, 100_000, EXAMPLES)
+        within("--rounds", self.rounds, 1, EXAMPLES)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScaleOptions:
     """``ssmpi bench scale``."""
 

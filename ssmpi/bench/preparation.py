@@ -26,7 +26,7 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.host.mpi_environment import PYTHON
 
 RESULT = "prepare.json"
-START_ROWS, SHORT_ROWS = 5_000, 40_000
+START_ROWS, SHORT_ROWS = 5_000, 200_000
 IDS = {"few ids": ("--scale", "0.01"), "4 M ids": ("--scale", "1", "--skew", "0.9")}
 FILES = {"text": "train.txt", "csv": "train.csv", "parquet": "train.parquet"}
 

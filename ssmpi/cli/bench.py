@@ -41,6 +41,8 @@ def add_benchmarks(among: Commands) -> None:
     add_options(sub, options.EquivalenceOptions)
     text = "what codecs cost and save: nanoseconds and bytes per entry"
     add_options(add(kinds, "compression", compression, text), options.CompressionOptions)
+    text = "rows per core-second of ssmpi-prepare: criteo, table with CSV and Parquet"
+    add_options(add(kinds, "prepare", prepare, text), options.PrepareOptions)
     text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
     sub = add(kinds, "recovery", recovery, text)
     add_overrides(sub, "data and model (default: synthetic Criteo, Kaggle DLRM, 18 embedding PSs)", run_file=True)
@@ -97,6 +99,14 @@ def compression(arguments: argparse.Namespace) -> int:
     from ssmpi.bench import compression as bench
 
     bench.measure(taken(options.CompressionOptions, arguments))
+    return 0
+
+
+def prepare(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench prepare``."""
+    from ssmpi.bench import preparation as bench
+
+    bench.measure(taken(options.PrepareOptions, arguments))
     return 0
 
 

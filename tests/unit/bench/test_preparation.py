@@ -86,6 +86,6 @@ def test_a_command_is_measured_or_named(tmp_path):
 def test_nonsense_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="--only 'x' lets nothing through of criteo, few ids; "):
         preparation.measure(PrepareOptions(folder=tmp_path / "made", only="x"))
-    with pytest.raises(SettingsError, match="--rows must be at least 40000"):
+    with pytest.raises(SettingsError, match="--rows must be at least 100,000"):
         PrepareOptions(rows=100)
     assert not (tmp_path / "made").exists()
