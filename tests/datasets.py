@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -122,6 +123,15 @@ def make_keyed(folder, data, keyed):
         splits[split] = Split(tuple(entries))
     sizes = [0 if name in keyed else n for name, n in zip(features.sparse, manifest.cardinalities, strict=True)]
     write_manifest(folder, Manifest(tuple(sizes), splits, features=features))
+    return folder
+
+
+def only(folder, data, shards):
+    """A data set of some of the training shards of another one."""
+    shutil.copytree(data, folder)
+    manifest = read_manifest(data)
+    train = Split(manifest.split("train").shards[shards])
+    write_manifest(folder, dataclasses.replace(manifest, splits={**manifest.splits, "train": train}))
     return folder
 
 

@@ -4,8 +4,9 @@ too.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from ssmpi.checkpoint import disk, store
 from ssmpi.core.errors import DataError
+from ssmpi.embedding.keyed_files import Continued
 from ssmpi.embedding.table import Arena
 from ssmpi.files.run_files import MANIFEST_NAME, MODEL
 
@@ -81,20 +83,32 @@ def read_table(folder: Path, table: int) -> np.ndarray:
     """
     rows, missing = np.empty((0, 0), np.float32), -1
     for path in tables(folder):
-        try:
-            with h5py.File(path, "r", locking=False) as saved:
-                for group in (each for each in saved.values() if each["weights"].attrs["table"] == table):
-                    weights = group["weights"]
-                    first, stride, count = (int(weights.attrs[name]) for name in ("first", "stride", "cardinality"))
-                    if missing < 0:
-                        rows, missing = np.empty((count, weights.shape[1]), np.float32), count
-                    rows[first::stride] = weights[:]
-                    missing -= len(weights)
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
+        with saved_parts(path, table) as parts:
+            for group in parts:
+                weights = group["weights"]
+                first, stride, count = (int(weights.attrs[name]) for name in ("first", "stride", "cardinality"))
+                if missing < 0:
+                    rows, missing = np.empty((count, weights.shape[1]), np.float32), count
+                rows[first::stride] = weights[:]
+                missing -= len(weights)
     if missing:
-        raise DataError(f"{folder}: rows of table {table} are missing: a file is. {remedy(folder)}")
+        raise missing_rows(folder, table)
     return rows
+
+
+@contextlib.contextmanager
+def saved_parts(path: Path, table: int) -> Iterator[list[h5py.Group]]:
+    """The parts of one table in an open file of rows; DataError if it cannot be read."""
+    try:
+        with h5py.File(path, "r", locking=False) as saved:
+            yield [each for each in saved.values() if each["weights"].attrs["table"] == table]
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
+
+
+def missing_rows(folder: Path, table: int) -> DataError:
+    """What to say of a table that is not whole."""
+    return DataError(f"{folder}: rows of table {table} are missing: a file is. {remedy(folder)}")
 
 
 def move_into_place(new: Path, place: Path) -> None:
@@ -110,21 +124,21 @@ def move_into_place(new: Path, place: Path) -> None:
 
 def load_tables(
     arena: Arena, folder: Path, server: int = 0, check: Callable[[Path], None] = lambda path: None,
-    before: Sequence[int] | None = None, *, state: bool = True,
+    continued: Continued | None = None,
 ) -> None:  # fmt: skip
     """Fill the arena of PS ``server`` from saved parts, whatever placement saved them; DataError if rows are missing.
     The file of this PS is read first, and no more than needed: with an unchanged number of PSs only that one. ``check``
-    is called with each file before it is read. If tables were widened since, they had ``before`` rows each: the others
-    stay as they are, and so does the optimizer's without ``state``.
+    is called with each file before it is read. What the model of a run that is ``continued`` does not have stays as it
+    is.
     """
-    loading, files = arena.loading(before), tables(folder)
+    loading, files = arena.loading(continued), tables(folder)
     first = server % max(1, len(files))
     for path in [*files[first:], *files[:first]]:
         if loading.done:
             break
         check(path)
         try:
-            arena.load(path, loading, widened=before is not None, state=state)
+            arena.load(path, loading)
         except (OSError, KeyError, RuntimeError) as error:
             raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
     if not loading.done:

@@ -2,8 +2,9 @@
 that was.
 
 Its rows come first in widened tables: ids of an extended vocabulary are the old ones, then new ones. New rows have the
-initial values of a new run over tables of the new size. Dense parameters, estimates and the optimizers' state are
-taken too; algorithms and centers start from that model, with the state of the same algorithm if there is some.
+initial values of a new run over tables of the new size. In dynamic tables keys keep their rows, their sightings and
+when they were seen. Dense parameters, estimates and the optimizers' state are taken too; algorithms and centers start
+from that model, with the state of the same algorithm if there is some.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.trainer_state import DENSE, joined
 from ssmpi.core.errors import DamageError, DataError, json_problem
+from ssmpi.embedding.keyed_files import Continued
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import MANIFEST_NAME, MODEL, OPTIMIZER, PARENT
 
@@ -104,8 +106,8 @@ def load_rows(
     and with ``fresh`` all optimizer state. ``check`` is called with each file before it is read. DataError if rows are
     missing.
     """
-    before = DataOrigin.of_model(model, "").cardinalities
-    load_tables(arena, model, server, check, before, state=not fresh)
+    examples = int(store.read_manifest(model).state.get("examples", 0))
+    load_tables(arena, model, server, check, Continued(examples, DataOrigin.of_model(model, "").cardinalities, fresh))
 
 
 def restore(live: LiveState, model: Path, algorithm: str) -> None:

@@ -18,7 +18,7 @@ from ssmpi.embedding.kernels import initial_rows, mix
 RESERVED = 2  # rows at the beginning of each keyed table: ids 0, missing, and 1, shared by keys without a row
 SHARED_ID = 1
 NOT_FOUND = -1
-SEEN = -1  # date of a row that was looked up since the last pause
+SEEN = -(2**63)  # date of a row that was looked up since the last pause; those of an earlier run may be below 0
 
 # Words of a keyed table's head
 CURSOR, END, USED, ADMITTED, EXPIRED, EVICTED, REFUSED, COUNTED, DRAWS = range(9)

@@ -4,7 +4,7 @@ that hash to it, so that another number of PSs can load them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,11 +47,24 @@ def datasets(
         yield f"{group}/{name}", array, {}
 
 
-class KeyedLoad:
-    """What one part takes from saved files, until it has all of its keys."""
+@dataclass(frozen=True)
+class Continued:
+    """The finished run whose rows another one takes over: after how many ``examples``, and the ``sizes`` of its tables,
+    which may be wider now. With ``fresh`` the state of its optimizer is left behind.
+    """
 
-    def __init__(self, table: KeyedTable, part: Part, values: Values) -> None:
-        self._table, self._part, self._values = table, part, values
+    examples: int
+    sizes: Sequence[int]
+    fresh: bool
+
+
+class KeyedLoad:
+    """What one part takes from saved files, until it has all of its keys. Of a run that is ``continued`` it takes dates
+    as if they lay before the first example, and no counts.
+    """
+
+    def __init__(self, table: KeyedTable, part: Part, values: Values, continued: Continued | None = None) -> None:
+        self._table, self._part, self._values, self._continued = table, part, values, continued
         self._left: set[int] | None = None  # stripes not read yet; None if nothing is known
 
     @property
@@ -73,7 +86,8 @@ class KeyedLoad:
                 self._set(group, np.array([source]), np.array([id_ // self._part.stride]))
         keys = group["keys"][()]
         mine = np.flatnonzero(owners_of(keys, self._part.stride) == self._part.first)
-        rows = self._table.place(keys[mine], group["seen"][()][mine])
+        before = self._continued.examples if self._continued else 0
+        rows = self._table.place(keys[mine], group["seen"][()][mine] - before)
         if len(rows) < len(mine):
             raise DataError(
                 f"{path}: {len(mine):,} keys of table {self._part.table} belong to one embedding PS, which has room for"
@@ -88,7 +102,7 @@ class KeyedLoad:
         """Take the sightings of the candidates that hash here; and the counts of a stripe, once in all PSs."""
         found = group["candidates"][()]
         self._table.see(found[owners_of(found[:, 0], self._part.stride) == self._part.first])
-        if first % self._part.stride == self._part.first:
+        if not self._continued and first % self._part.stride == self._part.first:
             self._table.head[COUNTS] += group["counts"][()]
 
     def _set(self, group: h5py.Group, source: np.ndarray, target: np.ndarray) -> None:
@@ -96,17 +110,23 @@ class KeyedLoad:
         if not len(source):
             return
         low, high = int(source[0]), int(source[-1]) + 1
-        for name, array in zip(("weights", "state"), self._values, strict=True):
+        weights, state = self._values
+        if self._continued and self._continued.fresh:
+            state[target], state = self._table.initial_state, state[:0]
+        for name, array in (("weights", weights), ("state", state)):
             if array.size and name in group:
                 array[target] = group[name][low:high][source - low]
 
 
 @dataclass
 class Loading:
-    """What of a PS's rows is not loaded yet: how many ``rows`` of static tables, and its ``keyed`` tables by number."""
+    """What of a PS's rows is not loaded yet: how many ``rows`` of static tables, and its ``keyed`` tables by number.
+    They are those of the run that is ``continued``, None for a checkpoint of the same run.
+    """
 
     rows: int
     keyed: dict[int, KeyedLoad]
+    continued: Continued | None = None
 
     @property
     def done(self) -> bool:

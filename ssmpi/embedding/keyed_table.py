@@ -95,7 +95,8 @@ class KeyedTable:
 
     def sweep(self, now: int) -> None:
         """Training pauses after ``now`` examples, and nobody looks up keys: date what was seen, free what is too old,
-        and if there was no room since the last pause, rows not seen for longest, in the order of rows.
+        and if there was no room since the last pause, rows not seen for longest; among those the least keys, so that
+        it does not matter where rows lie.
         """
         head = self.head
         expired = kernels.age(self.keys[: head[kernels.END]], self.seen, now, self._options.expire_after_examples)
@@ -117,7 +118,7 @@ class KeyedTable:
         room = len(self.keys) - kernels.RESERVED
         wanted = max(0, used - (room - max(1, room // FREED)))
         rows = self.in_use()
-        oldest = rows[np.argsort(self.seen[rows], kind="stable")[:wanted]]
+        oldest = rows[np.lexsort((self.keys[rows], self.seen[rows]))[:wanted]]
         self.keys[oldest] = 0
         self.head[kernels.EVICTED] += len(oldest)
         return len(oldest)
@@ -147,6 +148,11 @@ class KeyedTable:
         if self._options.admit_after > 1:
             for key, times in candidates.tolist():
                 kernels.count(self._candidates, self.head, key, times)
+
+    @property
+    def initial_state(self) -> float:
+        """Of the optimizer, for a row that begins."""
+        return self._begin.state
 
     @property
     def counts(self) -> KeyCounts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from ssmpi.core.row_layout import RowLayout
 from ssmpi.core.settings import FLOAT32, require, within
 from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers
 from ssmpi.embedding.dynamic_options import DynamicOptions
-from ssmpi.embedding.keyed_files import KeyedLoad, Loading
+from ssmpi.embedding.keyed_files import Continued, KeyedLoad, Loading
 from ssmpi.embedding.keyed_table import Beginning, KeyCounts, KeyedTable, KeyMemory
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
@@ -263,22 +263,19 @@ class Arena(RowArray):
         rows = slice(part.base, part.base + part.rows)
         return self.weights[rows], self._saved_state[rows]
 
-    def loading(self, before: Sequence[int] | None = None) -> Loading:
-        """The rows to load from saved files, none of which is there yet: those of ids below the sizes of tables
-        ``before`` they were widened.
+    def loading(self, continued: Continued | None = None) -> Loading:
+        """The rows to load from saved files, none of which is there yet: of a run that is ``continued`` those of ids
+        that it has.
         """
-        keyed, sizes = (
-            {part.table: part for part in self.parts if part.table in self.keyed},
-            before or self.cardinalities,
-        )
-        ends = [(p, min(sizes[p.table], self.cardinalities[p.table])) for p in self.parts if p.table not in keyed]
+        sizes = continued.sizes if continued else self.cardinalities
+        ends = [(p, min(sizes[p.table], self.cardinalities[p.table])) for p in self.parts if p.table not in self.keyed]
         rows = sum(len(range(part.first, end, part.stride)) for part, end in ends)
-        return Loading(rows, {t: KeyedLoad(self.keyed[t], part, self.values_of(part)) for t, part in keyed.items()})
+        keyed = {part.table: part for part in self.parts if part.table in self.keyed}
+        loads = {t: KeyedLoad(self.keyed[t], part, self.values_of(part), continued) for t, part in keyed.items()}
+        return Loading(rows, loads, continued)
 
-    def load(self, path: Path, loading: Loading, *, widened: bool = False, state: bool = True) -> None:
-        """Load the rows of this arena that a saved file holds, whatever placement saved it. Tables may have been
-        ``widened`` since: their ids begin with the saved ones. Without ``state`` that of the optimizer stays as it is.
-        """
+    def load(self, path: Path, loading: Loading) -> None:
+        """Load the rows of this arena that a saved file holds, whatever placement saved it."""
         with h5py.File(path, "r", locking=False) as saved:
             for group in saved.values():
                 for part in self.parts:
@@ -290,19 +287,21 @@ class Arena(RowArray):
                         self._check_layout(path, group["weights"])
                         loading.keyed[part.table].take(path, group)
                     else:
-                        loading.rows -= self._take(path, group, part, widened, state)
+                        loading.rows -= self._take(path, group, part, loading.continued)
 
-    def _take(self, path: Path, group: h5py.Group, part: Part, widened: bool, state: bool) -> int:
-        """Copy the rows that a saved part and one of this arena have in common: the intersection of two stripes."""
+    def _take(self, path: Path, group: h5py.Group, part: Part, continued: Continued | None) -> int:
+        """Copy the rows that a saved part and one of this arena have in common: the intersection of two stripes. Of a
+        run that is ``continued`` the table may have been narrower: its ids begin with those.
+        """
         first, stride, cardinality = (int(group["weights"].attrs[name]) for name in ("first", "stride", "cardinality"))
         here = self.cardinalities[part.table]
-        if cardinality != here and not (widened and cardinality < here):
+        if cardinality != here and not (continued and cardinality < here):
             raise DataError(
                 f"{path}: table {part.table} has {cardinality} rows, this model {here}: the "
                 "weights belong to other data"
             )
         self._check_layout(path, group["weights"])
-        taken = 0
+        taken, state = 0, not (continued and continued.fresh)
         for start in range(0, part.rows, ROWS_AT_A_TIME):  # a part may be most of the memory of its PS
             ours = part.first + part.stride * np.arange(start, min(start + ROWS_AT_A_TIME, part.rows), dtype=np.int64)
             common = np.flatnonzero((ours % stride == first) & (ours < cardinality))

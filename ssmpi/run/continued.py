@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ssmpi.checkpoint import saved_network, store
@@ -10,6 +11,7 @@ from ssmpi.checkpoint.parent import Parent
 from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.schema import Manifest
+from ssmpi.embedding.table import KEYS
 from ssmpi.files import result_marker, run_files
 from ssmpi.files.log import log
 from ssmpi.files.run_files import MODEL, OPTIMIZER, RUN_FILE
@@ -26,10 +28,6 @@ def parent_of(config: Config, manifest: Manifest) -> Parent | None:
     if not config.run.continue_from:
         return None
     run = Path(config.run.continue_from)
-    if config.embedding.keyed:
-        raise SettingsError(
-            f"run.continue_from = '{run}': rows of dynamic tables are not taken over by a new run yet: train without it"
-        )
     check_finished(run, Path(config.run.folder))
     state = store.read_manifest(run / MODEL).state
     check_settings(run, config)
@@ -43,11 +41,13 @@ def parent_of(config: Config, manifest: Manifest) -> Parent | None:
             f" {why}. Set [model] as it was there, or train without continue_from"
         )
     check_optimizer(run, config)
+    kept = check_keys(run, state.get(KEYS, {}), config)
     parent, new = Parent.of(run), sum(manifest.cardinalities) - sum(origin.cardinalities)
+    keys = f", {kept:,} keys keep their rows" if kept else ""
     log.info(
         f"continuing from {parent}, {'without' if config.run.fresh_optimizer else 'with'} the state of its optimizers;"
-        f" {new:,} of {sum(manifest.cardinalities):,} rows are new; passes and the schedule of learning rates are this"
-        " run's own and begin at 0 examples"
+        f" {new:,} of {sum(manifest.cardinalities):,} rows are new{keys}; passes and the schedule of learning rates are"
+        " this run's own and begin at 0 examples"
     )
     return parent
 
@@ -99,6 +99,20 @@ def check_settings(run: Path, config: Config) -> None:
     for name, remedy in remedies.items():
         if before[name] != now[name] and not (config.run.fresh_optimizer and name in OPTIMIZERS):
             raise SettingsError(f"{name} is {now[name]!r}, {run} was trained with {before[name]!r}: {remedy}")
+
+
+def check_keys(run: Path, there: Mapping[str, Mapping[str, int]], config: Config) -> int:
+    """How many keys the dynamic tables of ``run`` have, whose counts are ``there`` by feature; SettingsError if they
+    would find no room.
+    """
+    room = config.embedding.dynamic.keys
+    for feature, counts in there.items():
+        if counts["keys"] > room:
+            raise SettingsError(
+                f"embedding.dynamic.keys = {room:,}: {run} has {counts['keys']:,} keys of {feature}: set it to that or"
+                " more"
+            )
+    return sum(counts["keys"] for counts in there.values())
 
 
 def check_optimizer(run: Path, config: Config) -> None:

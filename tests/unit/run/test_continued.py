@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from datasets import FEW, FEW_CARDINALITIES, make_dataset
+from datasets import FEW, FEW_CARDINALITIES, make_dataset, only
 from runs import Run, train_over_threads, write_run_file
 
 from ssmpi import cli
@@ -19,7 +19,7 @@ from ssmpi.cli import commands
 from ssmpi.cli.arguments import parser
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.settings import dump
-from ssmpi.data.schema import Split, read_manifest, write_manifest
+from ssmpi.data.schema import read_manifest, write_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.run import continued, resume
@@ -31,15 +31,6 @@ TABLES = len(FEW_CARDINALITIES)
 
 def few(folder, rows=600, seed=0, cardinalities=FEW_CARDINALITIES, shard=300):
     return make_dataset(folder, rows, seed, shard, cardinalities, features=FEW)
-
-
-def only(folder, data, shards):
-    """A data set of some of the training shards of another one."""
-    shutil.copytree(data, folder)
-    manifest = read_manifest(data)
-    train = Split(manifest.split("train").shards[shards])
-    write_manifest(folder, replace(manifest, splits={**manifest.splits, "train": train}))
-    return folder
 
 
 def with_vocabulary(data, checksum, extends=()):
