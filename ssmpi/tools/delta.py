@@ -5,21 +5,23 @@ Both models are on disk, so changed rows are found by comparing the bits of each
 them. That is exact by construction, for any two models, and needs nothing while training; the trackers of priority
 saves sample, decay and forget.
 
-A delta has the dense parameters whole. Of a table ``T`` it has ``T.ids`` int64 (changed,), ascending, and ``T.values``
-float32 (changed, width) of rows that are other or new. Its metadata names the model it is of (``model``), the one
-before (``base``), by the SHA-256 of their manifests, and the rows of each table (``rows``).
+A delta has the dense parameters whole. Of a tensor ``T`` of a static table it has ``T.ids`` int64 (changed,),
+ascending, and ``T.values`` float32 (changed, width) of rows that are other or new; ``keyed_delta`` says what it has of
+dynamic tables. Its metadata names the model it is of (``model``), the one before (``base``), by the SHA-256 of their
+manifests, the rows of each static tensor (``rows``), and the tensors of dynamic tables by the name of their keys
+(``keyed``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssmpi.checkpoint import model_files, saved_network
+from ssmpi.checkpoint import model_files, saved_network, saved_tables
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.parent import checksum
 from ssmpi.checkpoint.store import Store
@@ -27,11 +29,12 @@ from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError, json_problem
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import DELTA, MANIFEST_NAME, RUN_FILE
-from ssmpi.tools import export, tensor_files
+from ssmpi.tools import export, keyed_delta, tensor_files
+from ssmpi.tools.keyed_delta import CHANGED, GONE, VALUES
 from ssmpi.tools.tensor_files import BEGIN, MODEL_KEY
 
-BASE, ROWS = "base", "rows"  # in a delta's metadata
-IDS, VALUES = ".ids", ".values"
+BASE, ROWS, KEYED = "base", "rows", "keyed"  # in a delta's metadata
+IDS = ".ids"
 
 
 def export_since(run: Path, since: str, file: Path | None) -> int:
@@ -41,33 +44,74 @@ def export_since(run: Path, since: str, file: Path | None) -> int:
     folder, base, target = export.newest(run), earlier(run, since), file or run / DELTA
     atomic_file.check_replaceable(target, BEGIN)
     with atomic_file.whole(target) as beside:
-        config, of_base = (checked(run, each) for each in (folder, base))
-        tensor_files.refuse_keys(config, folder)
-        before, now = (DataOrigin.of_model(each, config.data.folder).cardinalities for each in (base, folder))
-        if len(before) != len(now) or any(old > new for old, new in zip(before, now, strict=True)):
-            raise DataError(f"{base}: has tables, or rows of them, that {folder} has not: export the whole model")
-        arrays, rows = export.dense_tensors(config, folder), dict[str, int]()
-        for table in range(len(now)):
-            found = export.table_tensors(config, table, model_files.read_table(folder, table))
-            old = export.table_tensors(of_base, table, model_files.read_table(base, table))
-            for name, values in found.items():
-                arrays |= changed(name, old.get(name), values, base)
-                rows[name] = len(values)
-        about = {MODEL_KEY: checksum(folder), BASE: checksum(base), ROWS: json.dumps(rows)}
+        before, now = (SavedModel.of(run, each) for each in (base, folder))
+        check_tables(before, now)
+        arrays, rows, keyed, total = export.dense_tensors(now.config, folder), dict[str, int](), dict[str, Any](), 0
+        for table in range(len(now.origin.cardinalities)):
+            keys, old, new = export.keys_of(table), before.tensors(table), now.tensors(table)
+            check_widths(old, new, base)
+            if keys in new:
+                arrays |= keyed_delta.difference(keys, old, new)
+                keyed[keys], total = [name for name in new if name != keys], total + len(new[keys])
+                continue
+            for name, values in new.items():
+                arrays |= changed(name, old[name], values)
+                rows[name], total = len(values), total + len(values)
+        about = {MODEL_KEY: checksum(folder), BASE: checksum(base), ROWS: json.dumps(rows), KEYED: json.dumps(keyed)}
         tensor_files.write_safetensors(arrays, beside, about)
-    count = sum(len(values) for name, values in arrays.items() if name.endswith(IDS))
-    print(f"{count:,} of {sum(rows.values()):,} rows, {target.stat().st_size / 1e6:,.1f} MB in {target}, since {base}")
+    gone = f", {entries(arrays, GONE):,} keys are gone" if keyed else ""
+    what = f"{entries(arrays, IDS, CHANGED):,} of {total:,} rows{gone}"
+    print(f"{what}, {target.stat().st_size / 1e6:,.1f} MB in {target}, since {base}")
     return 0
 
 
-def checked(run: Path, folder: Path) -> Config:
-    """The settings of ``run`` with the network of the model in ``folder``, all of which is intact and can be written as
-    tensors.
-    """
-    model_files.check_in_one_process(folder)
-    config = saved_network.of_model(load(run / RUN_FILE), folder)
-    export.check_operators(config, folder)
-    return config
+def entries(arrays: Mapping[str, np.ndarray], *ends: str) -> int:
+    """How many there are in the arrays whose names end so."""
+    return sum(len(values) for name, values in arrays.items() if name.endswith(ends))
+
+
+class SavedModel(NamedTuple):
+    """A model or checkpoint: its folder, the settings with its network, the data that it belongs to."""
+
+    folder: Path
+    config: Config
+    origin: DataOrigin
+
+    @classmethod
+    def of(cls, run: Path, folder: Path) -> SavedModel:
+        """That in ``folder``, with the settings of ``run``; DataError unless all of it is intact and can be written as
+        tensors.
+        """
+        model_files.check_in_one_process(folder)
+        config = saved_network.of_model(load(run / RUN_FILE), folder)
+        export.check_operators(config, folder)
+        return cls(folder, config, DataOrigin.of_model(folder, config.data.folder))
+
+    def tensors(self, table: int) -> dict[str, np.ndarray]:
+        """Those of one table, as an export has them."""
+        return export.table_tensors(self.config, table, saved_tables.read(self.folder, self.origin, table))
+
+
+def check_tables(before: SavedModel, now: SavedModel) -> None:
+    """DataError if tables or rows of static ones are not there any more, or a table is dynamic in one model only."""
+    old, new = before.origin, now.origin
+    if old.features.key_columns != new.features.key_columns:
+        raise DataError(
+            f"{before.folder}: has rows by key where {now.folder} has them by id, or the other way: export the whole"
+            " model"
+        )
+    sizes = zip(old.cardinalities, new.cardinalities, strict=False)
+    if len(old.cardinalities) != len(new.cardinalities) or any(was > size for was, size in sizes):
+        raise DataError(
+            f"{before.folder}: has tables, or rows of them, that {now.folder} has not: export the whole model"
+        )
+
+
+def check_widths(old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], base: Path) -> None:
+    """DataError unless the tensors of a table have rows of the same sizes in both models."""
+    for name, values in new.items():
+        if name not in old or old[name].shape[1:] != values.shape[1:]:
+            raise DataError(f"{base}: its {name} has rows of another size: export the whole model")
 
 
 def earlier(run: Path, since: str) -> Path:
@@ -82,10 +126,8 @@ def earlier(run: Path, since: str) -> Path:
     return Store(run).named(since)
 
 
-def changed(name: str, old: np.ndarray | None, new: np.ndarray, base: Path) -> dict[str, np.ndarray]:
+def changed(name: str, old: np.ndarray, new: np.ndarray) -> dict[str, np.ndarray]:
     """The rows of ``new`` that differ in a bit from those of ``old``, or that it does not have."""
-    if old is None or old.shape[1] != new.shape[1]:
-        raise DataError(f"{base}: its {name} has rows of another size: export the whole model")
     bits = [np.ascontiguousarray(values).view(np.uint32) for values in (old, new)]
     same = len(old)
     ids = np.concatenate([np.flatnonzero((bits[0] != bits[1][:same]).any(axis=1)), np.arange(same, len(new))])
@@ -142,17 +184,20 @@ def applied(before: TensorFile, delta: TensorFile) -> TensorFile:
             f" {before.about[MODEL_KEY][:12]}...: name all deltas in between, in order, or export the whole"
         )
     try:
-        return TensorFile(path, dict(merged(before, delta, json.loads(about[ROWS]))), about)
+        return TensorFile(path, dict(merged(before, delta)), about)
     except (KeyError, ValueError, IndexError, TypeError) as error:
         raise DataError(f"{path}: damaged: {json_problem(error)}: write it again") from error
 
 
-def merged(before: TensorFile, delta: TensorFile, rows: dict[str, int]) -> Any:
+def merged(before: TensorFile, delta: TensorFile) -> Iterator[tuple[str, np.ndarray]]:
     """Names and arrays of the model after a delta."""
-    for name, count in rows.items():
+    for name, count in json.loads(delta.about[ROWS]).items():
         old, values = before.arrays[name], delta.arrays[f"{name}{VALUES}"]
         whole = np.empty((count, values.shape[1]), np.float32)
         whole[: len(old)] = old
         whole[delta.arrays[f"{name}{IDS}"]] = values
         yield name, whole
-    yield from ((name, values) for name, values in delta.arrays.items() if not name.endswith((IDS, VALUES)))
+    for keys, tensors in json.loads(delta.about.get(KEYED, "{}")).items():  # earlier versions wrote no dynamic tables
+        yield from keyed_delta.merged(keys, tensors, before.arrays, delta.arrays)
+    ends = IDS, VALUES, CHANGED, GONE
+    yield from ((name, values) for name, values in delta.arrays.items() if not name.endswith(ends))

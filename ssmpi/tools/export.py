@@ -5,6 +5,9 @@ emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top
 
 Further parameters of other networks keep their names (``ssmpi plan`` prints them); first-order weights of tables are
 ``first_l.{feature}.weight`` (rows, 1).
+
+Rows of a dynamic table follow its keys: ``keys.{feature}`` int64 (n,), ascending. Its tensors have the row of a missing
+value, the row that all other keys share, then those of the keys.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import numpy as np
 
 from ssmpi.checkpoint import files, model_files, saved_network
 from ssmpi.checkpoint.parent import checksum
+from ssmpi.checkpoint.saved_tables import TableRows, read_tables
 from ssmpi.comm.failure import say
 from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError
@@ -85,9 +89,9 @@ def check_operators(config: Config, folder: Path) -> None:
 
 
 def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
-    """Parameters float32 by their names in the reference's ``DLRM_Net``."""
+    """Parameters float32 by their names in the reference's ``DLRM_Net``, and the keys of dynamic tables."""
     found = dense_tensors(config, folder)
-    for table, rows in tensor_files.tables(config, folder).items():
+    for table, rows in read_tables(folder, config.data.folder).items():
         found |= table_tensors(config, table, rows)
     return found
 
@@ -102,11 +106,17 @@ def dense_tensors(config: Config, folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def table_tensors(config: Config, table: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Those of one table, of its rows float32 (rows, width): vectors and first-order weights, as far as it has them."""
-    layout = config.rows.layout
-    found = {f"emb_l.{table}.weight": rows[:, : layout.vector], f"first_l.{table}.weight": rows[:, layout.vector :]}
-    return {name: values for name, values in found.items() if values.shape[1]}
+def table_tensors(config: Config, table: int, rows: TableRows) -> dict[str, np.ndarray]:
+    """Those of one table: vectors and first-order weights, as far as it has them, and its keys."""
+    vector, values = config.rows.layout.vector, rows.values
+    found = {f"emb_l.{table}.weight": values[:, :vector], f"first_l.{table}.weight": values[:, vector:]}
+    keys = {} if rows.keys is None else {keys_of(table): rows.keys}
+    return {name: values for name, values in found.items() if values.shape[1]} | keys
+
+
+def keys_of(table: int) -> str:
+    """The name of a dynamic table's keys."""
+    return f"keys.{table}"
 
 
 FORMATS: dict[str, tuple[Write, re.Pattern[bytes]]] = {  # and how earlier files begin

@@ -2,6 +2,7 @@
 
 model.onnx                dense (batch, features) and rows (batch, tables, width) to logit and probability (batch,)
 model.tables.safetensors  {feature}: its rows (ids, width): the vector, then the first-order weight, as far as there are
+                          {feature}.keys, of a dynamic table: the keys int64 (n,), ascending, of its rows from 2 on
 
 The metadata of ``model.onnx`` names the dense features and the tables in the order of its inputs, as JSON.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from ssmpi.checkpoint import files
 from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.checkpoint.saved_tables import read_tables
 from ssmpi.config import Config
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.files import atomic_file
@@ -50,10 +52,12 @@ def write(config: Config, folder: Path, target: Path) -> str:
         model = onnx_graph.model_of(network, saved, thresholds, about)
     except DataError as error:
         raise DataError(f"{folder}: {error}") from None
-    arrays = {names.sparse[table]: rows for table, rows in tensor_files.tables(config, folder).items()}
+    tables = {names.sparse[table]: rows for table, rows in read_tables(folder, config.data.folder).items()}
+    arrays = {name: rows.values for name, rows in tables.items()}
+    arrays |= {f"{name}.keys": rows.keys for name, rows in tables.items() if rows.keys is not None}
     with atomic_file.whole(beside) as one, atomic_file.whole(target) as other:
         tensor_files.write_safetensors(arrays, one)
         other.write_bytes(model.SerializeToString())
     sizes = [f"{path.stat().st_size / 1e6:,.1f} MB in {path}" for path in (target, beside)]
     precision = f"; in float32, the model was trained with {config.model.precision}"
-    return f"network, {sizes[0]}; {len(arrays)} tables, {sizes[1]}{precision * (config.model.precision != 'fp32')}"
+    return f"network, {sizes[0]}; {len(tables)} tables, {sizes[1]}{precision * (config.model.precision != 'fp32')}"

@@ -1,4 +1,4 @@
-"""Files of tensors for other programs, and the tables to fill them with."""
+"""Files of tensors for other programs."""
 
 from __future__ import annotations
 
@@ -10,30 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.checkpoint import model_files
-from ssmpi.checkpoint.data_origin import DataOrigin
-from ssmpi.config import Config
-from ssmpi.core.errors import DataError, UserError
+from ssmpi.core.errors import UserError
 
 MODEL_KEY = "model"  # in a file's metadata: SHA-256 of the manifest of the model that is in it
 NOTHING: Mapping[str, str] = MappingProxyType({})
 BEGIN = re.compile(rb"PK\x03\x04|.{4}\x00{4}\{", re.DOTALL)  # how torch's files begin, and safetensors': size, JSON
-
-
-def refuse_keys(config: Config, folder: Path) -> None:
-    """DataError for a model with dynamic tables."""
-    if config.embedding.keyed:
-        raise DataError(
-            f"{folder}: its dynamic tables have rows by key, and exported tables have them by id: score it with 'ssmpi"
-            " evaluate' or 'ssmpi predict'"
-        )
-
-
-def tables(config: Config, folder: Path) -> dict[int, np.ndarray]:
-    """The rows of every table of a saved model, float32 (rows, width), by its number; they must fit in memory."""
-    refuse_keys(config, folder)
-    count = len(DataOrigin.of_model(folder, config.data.folder).cardinalities)
-    return {table: model_files.read_table(folder, table) for table in range(count)}
 
 
 def write_torch(arrays: Mapping[str, np.ndarray], path: Path, about: Mapping[str, str] = NOTHING) -> None:

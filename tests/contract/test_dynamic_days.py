@@ -1,15 +1,22 @@
-"""Rows by key from day to day: a run that continues another is one run over all days.
+"""Rows by key from day to day: a run that continues another, exports, and deltas with the keys that are gone. What is
+expected comes from runs with ids, from one run over all days, and from plain dictionaries.
 """
+
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from datasets import FEW, make_dataset, make_keyed, only
 from runs import train_over_threads, write_run_file
+from safetensors.numpy import load_file, save_file
 from test_dynamic_tables import KEYED, tables
 
-from ssmpi.core.errors import SettingsError
+from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.schema import read_manifest
 from ssmpi.run import continued
+from ssmpi.tools import delta
+from ssmpi.tools.export import export
 
 SIZES = (400, 400, 20, 9, 50)
 DAY = 300  # rows
@@ -107,3 +114,106 @@ def test_a_limit_below_the_keys_that_are_there_is_refused(tmp_path, data):
     config = write_run_file(tmp_path / "b", data[2][1], *few)
     with pytest.raises(SettingsError, match=r"keys = 20: .*run has \d+ keys of user: set it to that or more"):
         continued.parent_of(config, read_manifest(data[2][1]))
+
+
+# Exports and deltas
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, data):
+    """Runs day by day in which keys expire, and their exports."""
+    folder = tmp_path_factory.mktemp("runs")
+    expiring = ("embedding.dynamic.expire_after_examples=1", "model.name=deepfm", "model.deepfm.deep=[8]")
+    found = day_by_day(folder, data[2], *expiring, servers=(2, 0, 3))
+    for day, run in enumerate(found):
+        export(run.folder, "safetensors", folder / f"whole{day}")
+    return found, folder
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name
+        assert found[name].tobytes() == values.tobytes(), name
+
+
+def test_an_export_has_rows_in_the_order_of_their_keys(runs, tmp_path):
+    """From any number of PSs, vectors and first-order weights, in files of either kind."""
+    for day, run in enumerate(runs[0]):
+        exported, (keyed, plain) = load_file(runs[1] / f"whole{day}"), tables(run)
+        for table, rows in keyed.items():
+            keys = sorted(key for key in rows if isinstance(key, int))
+            assert exported[f"keys.{table}"].tolist() == keys
+            expected = np.stack([rows[key] for key in ("id 0", "id 1", *keys)])
+            np.testing.assert_array_equal(exported[f"emb_l.{table}.weight"], expected[:, :8])
+            np.testing.assert_array_equal(exported[f"first_l.{table}.weight"], expected[:, 8:])
+        for table, rows in plain.items():
+            np.testing.assert_array_equal(exported[f"emb_l.{table}.weight"], rows[:, :8])
+        export(run.folder, "torch", tmp_path / "torch")
+        by_torch = torch.load(tmp_path / "torch", weights_only=True)
+        assert_equal({name: values.numpy() for name, values in by_torch.items()}, exported)
+
+
+def test_rows_by_key_are_exported_as_rows_by_id(tmp_path, data):
+    for kind, rows, settings in (("ids", data[0], ()), ("keys", data[1], DYNAMIC)):
+        run = train_over_threads(tmp_path / kind, rows, *ONE, *settings, "topology.embedding_ps=2")
+        export(run.folder, "safetensors", tmp_path / f"{kind}.safetensors")
+    by_id, by_key = (load_file(tmp_path / f"{kind}.safetensors") for kind in ("ids", "keys"))
+    for table in range(len(KEYED)):
+        name, keys = f"emb_l.{table}.weight", by_key.pop(f"keys.{table}")
+        assert len(keys) > 50
+        np.testing.assert_array_equal(by_key.pop(name)[2:], by_id.pop(name)[keys])
+    assert_equal(by_key, by_id)
+
+
+def test_base_and_deltas_are_the_whole_to_the_bit(runs, tmp_path, capsys):
+    (found, folder), wholes = runs, [load_file(runs[1] / f"whole{day}") for day in range(3)]
+    for day in (1, 2):
+        delta.export_since(found[day].folder, str(found[day - 1].folder), tmp_path / f"delta{day}")
+        gone = sum(len(np.setdiff1d(wholes[day - 1][f"keys.{t}"], wholes[day][f"keys.{t}"])) for t in (0, 1))
+        assert gone > 10
+        assert f", {gone:,} keys are gone, " in capsys.readouterr().out
+    delta.apply(folder / "whole0", [tmp_path / "delta1", tmp_path / "delta2"], tmp_path / "found")
+    assert_equal(load_file(tmp_path / "found"), wholes[2])
+    delta.export_since(found[2].folder, str(found[0].folder), tmp_path / "delta")  # two days at once
+    delta.apply(folder / "whole0", [tmp_path / "delta"], tmp_path / "found")
+    assert_equal(load_file(tmp_path / "found"), wholes[2])
+    delta.export_since(found[0].folder, str(found[2].folder), tmp_path / "back")
+    delta.apply(folder / "whole2", [tmp_path / "back"], tmp_path / "found")
+    assert_equal(load_file(tmp_path / "found"), wholes[0])
+
+
+def test_a_delta_has_only_what_was_looked_up(runs, tmp_path):
+    """And that is named with its key: what else would a row of the day change?"""
+    found, folder = runs
+    delta.export_since(found[1].folder, str(found[0].folder), tmp_path / "delta")
+    one, whole = load_file(tmp_path / "delta"), load_file(folder / "whole1")
+    for table in (0, 1):
+        changed, gone = (one[f"keys.{table}.{what}"] for what in ("changed", "gone"))
+        assert (np.diff(changed) > 0).all()
+        assert (np.diff(gone) > 0).all()
+        assert set(changed.tolist()) <= set(whole[f"keys.{table}"].tolist())
+        assert not set(gone.tolist()) & set(whole[f"keys.{table}"].tolist())
+    delta.export_since(found[1].folder, str(found[1].folder), tmp_path / "none")
+    same = load_file(tmp_path / "none")
+    assert not any(len(values) for name, values in same.items() if name.endswith((".changed", ".gone", ".ids")))
+
+
+def test_keys_and_ids_have_no_difference(runs, data, tmp_path):
+    settings = ("model.name=deepfm", "model.deepfm.deep=[8]")
+    by_id = train_over_threads(tmp_path / "ids", data[0], *ONE, *settings)
+    for now, before in ((by_id, runs[0][0]), (runs[0][0], by_id)):
+        with pytest.raises(DataError, match=r"rows by key where .* export the whole"):
+            delta.export_since(now.folder, str(before.folder), Path(tmp_path / "delta"))
+    assert not (tmp_path / "delta").exists()
+
+
+def test_a_delta_that_lacks_keys_is_named(runs, tmp_path):
+    (found, folder), path = runs, tmp_path / "delta"
+    delta.export_since(found[1].folder, str(found[0].folder), path)
+    whole, about = load_file(path), delta.TensorFile.read(path).about
+    for name in ("keys.0.gone", "keys.1.changed", "emb_l.0.weight.values"):
+        save_file({each: values for each, values in whole.items() if each != name}, path, about)
+        with pytest.raises(DataError, match=f"delta: damaged: it has no '{name}'"):
+            delta.apply(folder / "whole0", [path], tmp_path / "found")
+    assert not (tmp_path / "found").exists()

@@ -1,12 +1,18 @@
-"""A run by real ranks with keys in place of ids: the same bits, and scored from its files."""
+"""A run by real ranks with keys in place of ids: the same bits, and scored from its files, by ssmpi and by others."""
 
+import json
 import re
 
 import numpy as np
+import onnxruntime
 import pytest
 from datasets import FEW, make_dataset, make_keyed
 from ranks import ssmpi
 from runs import train
+from safetensors.numpy import load_file
+
+from ssmpi.data.reader import SplitReader
+from ssmpi.tools.export import export
 
 STEPS = ("data.batch_size=50", "embedding.prefetch=false", "data.passes=2")
 DYNAMIC = ("embedding.table=dynamic", "embedding.dynamic.keys=400")
@@ -31,6 +37,33 @@ def test_real_ranks_train_by_key_as_by_id_and_score(tmp_path, data):
     ne = float(re.search(r"NE ([\d.]+)", alone)[1])
     assert ne == pytest.approx(run.quality("test")["ne"], abs=6e-6)
     assert "user " in ssmpi("inspect", run.folder).check().out
-    refused = ssmpi("export", run.folder, "--format", "torch")
-    assert refused.code == 2
-    assert "rows by key" in refused.err
+    ssmpi("predict", run.folder, data[1], "--output", tmp_path / "scores").check()
+    predicted = np.loadtxt(tmp_path / "scores")
+    np.testing.assert_allclose(served(tmp_path, run.folder, data[1]), predicted, rtol=0, atol=2e-6)
+    assert np.ptp(predicted) > 0.1
+
+
+def served(folder, run, data):
+    """Probabilities of the test split, as somebody computes them who has the two exported files only."""
+    assert export(run, "onnx", folder / "served.onnx") == 0
+    session, tables = (
+        onnxruntime.InferenceSession(folder / "served.onnx"),
+        load_file(folder / "served.tables.safetensors"),
+    )
+    reader, rows, shared = SplitReader(data, "test", 1_000), [], 0
+    batch = reader.read(reader.blocks[0])
+    ids, keys = iter(batch.ids.T), iter(batch.keys.T)
+    for name in json.loads(session.get_modelmeta().custom_metadata_map["tables"]):
+        found = tables.get(f"{name}.keys")
+        numbers = next(ids) if found is None else rows_of(found, next(keys))
+        rows.append(tables[name][numbers])
+        shared += 0 if found is None else np.count_nonzero(numbers == 1)
+    assert shared, "some keys of the test rows have no row"
+    given = {"dense": batch.dense, "rows": np.stack(rows, axis=1)}
+    return session.run(["probability"], given)[0]
+
+
+def rows_of(keys, wanted):
+    """Row numbers of keys, as the guide has it."""
+    i = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return np.where(wanted == 0, 0, np.where(keys[i] == wanted, 2 + i, 1))

@@ -111,7 +111,7 @@ def test_any_bit_counts():
     new = np.concatenate([old, [[7.0, 8.0]]]).astype(np.float32)
     new[0, 0] = -0.0
     new[3, 1] = np.nextafter(np.float32(6), np.float32(7))
-    found = delta.changed("t", old, new, None)
+    found = delta.changed("t", old, new)
     assert found["t.ids"].tolist() == [0, 3, 4]
     assert found["t.values"].tobytes() == new[[0, 3, 4]].tobytes()
 

@@ -1,0 +1,57 @@
+"""Whole tables of a saved model, for other programs: in an order that no placement changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ssmpi.checkpoint import model_files
+from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.embedding.key_kernels import RESERVED
+
+
+class TableRows(NamedTuple):
+    """``values`` float32 (rows, width) by id. A dynamic table has ``keys`` int64 (n,), ascending: its ``values`` are
+    the rows of the reserved ids, 0 (missing) and 1 (shared by all other keys), then those of the keys.
+    """
+
+    values: np.ndarray
+    keys: np.ndarray | None = None
+
+
+def read_tables(folder: Path, setting: str) -> dict[int, TableRows]:
+    """All tables by number; they must fit in memory. ``setting`` is the run's ``data.folder``, which old models need.
+    DataError if rows are missing or a file cannot be read.
+    """
+    origin = DataOrigin.of_model(folder, setting)
+    return {table: read(folder, origin, table) for table in range(len(origin.cardinalities))}
+
+
+def read(folder: Path, origin: DataOrigin, table: int) -> TableRows:
+    """One table of the model in ``folder``, which has this ``origin``."""
+    if table in origin.features.key_columns:
+        return read_keyed(folder, table)
+    return TableRows(model_files.read_table(folder, table))
+
+
+def read_keyed(folder: Path, table: int) -> TableRows:
+    """A dynamic table."""
+    reserved, keys, rows = dict[int, np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    left: set[int] | None = None  # stripes not read yet; None if nothing is known
+    for path in model_files.tables(folder):
+        with model_files.saved_parts(path, table) as parts:
+            for group in parts:
+                first, stride = (int(group["weights"].attrs[name]) for name in ("first", "stride"))
+                left = (set(range(stride)) if left is None else left) - {first}
+                weights, fixed = group["weights"][:], range(first, RESERVED, stride)
+                reserved |= dict(zip(fixed, weights[: len(fixed)], strict=True))
+                keys.append(group["keys"][:])
+                rows.append(weights[len(fixed) :])
+    if left != set():
+        raise model_files.missing_rows(folder, table)
+    found = np.concatenate(keys)
+    order = np.argsort(found)
+    values = np.concatenate([[reserved[id_] for id_ in range(RESERVED)], np.concatenate(rows)[order]])
+    return TableRows(values, found[order])
