@@ -104,8 +104,8 @@ class Config:
     def _check_dynamic(self) -> None:
         require(
             self.embedding.table == "static" or self.checkpoint.priority == "none",
-            f'checkpoint.priority = "{self.checkpoint.priority}" saves rows by number, and keys come and go in those of'
-            " dynamic tables: set it to 'none'",
+            f'checkpoint.priority = "{self.checkpoint.priority}" saves rows by number between checkpoints, and keys'
+            " come and go in those of dynamic tables: set it to 'none'; lost rows are then reloaded from a checkpoint",
         )
 
     def _check_dense(self) -> None:

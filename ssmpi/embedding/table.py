@@ -179,6 +179,12 @@ class Arena(RowArray):
         """How many rows a part has from the beginning."""
         return key_kernels.RESERVED if part.table in self.placement.keyed else part.rows
 
+    @property
+    def used(self) -> int:
+        """Rows of ids, and of keys that have one."""
+        ids = (part.rows if part.table not in self.keyed else len(keyed_files.reserved(part)) for part in self.parts)
+        return sum(ids) + sum(len(table.in_use()) for table in self.keyed.values())
+
     def _bound(self, part: Part) -> float:
         """Of the initial values of a part."""
         dynamic = self.options.settings.dynamic

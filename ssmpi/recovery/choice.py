@@ -33,13 +33,10 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(
-    found: Sequence[Found], starts: Sequence[int], topology: Topology, options: RecoveryOptions, *, keyed: bool = False
-) -> Choice:
+def choose(found: Sequence[Found], starts: Sequence[int], topology: Topology, options: RecoveryOptions) -> Choice:
     """Warm recovery if no memory is lost, else partial recovery if possible, else full. ``found`` is by rank;
     ``starts`` is the first trainer's note of which start created each rank's memory, if its own memory is intact.
-    Whether partial recovery keeps the target PLS is not known before the lost rows are loaded: ``over_target``. Rows of
-    ``keyed`` tables are not rebuilt in part.
+    Whether partial recovery keeps the target PLS is not known before the lost rows are loaded: ``over_target``.
     """
     checked = [_checked(each, start) for each, start in zip(found, starts or [0] * len(found), strict=True)]
     if starts:
@@ -49,8 +46,6 @@ def choose(
     if not lost:
         return Choice(MEMORY, (), "")
     why = _names(lost, topology, checked[lost[0]].why or "the last start was killed before every rank had its memory")
-    if keyed and _servers(lost, topology):
-        return Choice(FULL, lost, f"{why}, and rows of dynamic tables are not rebuilt in part")
     if refusal := _why_not_partial(lost, topology, options):
         return Choice(FULL, lost, f"{why}, {refusal}")
     return Choice(PARTIAL, lost, why)

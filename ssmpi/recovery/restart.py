@@ -142,8 +142,7 @@ def decide(
     ledger, outcome = RecoveryState(state.run, memory).noted()
     if outcome:  # the last start may have been killed before it wrote it
         state.complete(outcome)
-    keyed = plan.config.embedding.keyed is not None
-    choice = choose(found, ledger.starts if ledger else (), plan.config.topology, plan.config.recovery, keyed=keyed)
+    choice = choose(found, ledger.starts if ledger else (), plan.config.topology, plan.config.recovery)
     if choice.how != FULL and not plan.again:
         state.count_start(max((each.get("examples", 0) for each in state.record().recoveries), default=0))
     return choice, ledger, state.record().timeline
