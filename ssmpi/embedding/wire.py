@@ -179,6 +179,11 @@ def pulled_bytes(rows: float, width: int) -> float:
     return rows * (4 + 4 * width)
 
 
+def found_bytes(keys: float) -> float:
+    """Payload of FIND requests for so many keys."""
+    return 24 * keys
+
+
 def pushed_bytes(messages: float, rows: float, width: int, *, counted: bool = False) -> float:
     """Payload of so many PUSH messages with so many rows in all, with the accesses of each if they are ``counted``."""
     return 4 * messages + rows * (4 + 4 * width + 4 * counted)

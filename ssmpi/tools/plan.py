@@ -202,6 +202,9 @@ def traffic(config: Config, placement: Placement) -> str:
             f"  an iteration: {in_units(pulled)} pulled, {in_units(pushed)} pushed, "
             f"{2 * servers} messages out, {servers} in"
         )
+        if keyed := len(placement.keyed):
+            asked = in_units(wire.found_bytes(config.data.batch_size * keyed))
+            lines.append(f"  and to find rows on other hosts: {asked} of keys, {servers} messages out and in")
     kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
     found = round_cost(config).sent
     each = {link: size / sync.fragments for link, size in found.items()}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from datasets import make_lists_dataset
+from datasets import FEW, FEW_CARDINALITIES, make_dataset, make_keyed, make_lists_dataset
 
 from ssmpi import cli, compress
 from ssmpi.bench import cluster, cluster_scenarios, cluster_table
@@ -27,6 +27,7 @@ from ssmpi.core.topology import Topology
 from ssmpi.data.features import Features, ListOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
+from ssmpi.embedding.key_kernels import owner_of
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, SYNC_PS, elastic_mirrors, mean_mirrors
 from ssmpi.sync.options import RoundOptions
@@ -246,6 +247,29 @@ def test_bytes_are_those_that_the_wire_format_says(tmp_path, small_data):
         head = wire.push(1.0, ids[:0], gradients[:0]).nbytes
         each = (ids.nbytes + wire.push(1.0, ids, gradients).nbytes - head) / 5
         assert found == pytest.approx(head + rows * each)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_distinct_keys_count_as_rows_while_there_is_room(tmp_path, servers):
+    """The reserved rows are counted where they are looked up, and the shared one where the table is full. A PS on
+    another host is also asked for the keys.
+    """
+    ids = make_dataset(tmp_path / "ids", 400, cardinalities=FEW_CARDINALITIES, features=FEW)
+    data = make_keyed(tmp_path / "keys", ids, ("user", "item"))
+    one = ("data.batch_size=400", "data.block_rows=400", "embedding.table=dynamic", f"topology.embedding_ps={servers}")
+    reader = SplitReader(data, "train", 400)
+    batch = reader.read(reader.blocks[0])
+    rows = sum(len(np.unique(column)) for column in (*batch.ids.T, *batch.keys.T))
+    keys = [set(column.tolist()) - {0} for column in batch.keys.T]
+    for limit, left in ((1_000, rows), (1, rows - sum(map(len, keys)) + 2 * servers + 2)):
+        config = read(tmp_path, data, *one, f"embedding.dynamic.keys={limit}")  # a row a PS and feature, shared ones
+        found = distinct_rows(config)
+        assert sum(found) == left
+        owners = [owner_of(key, servers) for feature in keys for key in feature]
+        asked = np.zeros((1, 3), np.int64).nbytes  # FIND: key, feature, times
+        pulled = 4 + wire.pushed_bytes(0, 1, config.rows.layout.width)
+        expected = [asked * owners.count(server) + 4 + pulled * found[server] for server in range(servers)]
+        assert sent_bytes(config) == expected
 
 
 @pytest.mark.parametrize(("dim", "chosen"), [(4, "trainer"), (256, "server")])
