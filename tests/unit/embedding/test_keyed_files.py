@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle import mix
 from rows import row_options
@@ -147,8 +147,9 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(STEPS, st.integers(1, 3), st.sampled_from([0, 20, 45]))
+@example([[5, 6], ("pause", 3), [6], ("day", 1), [7], ("pause", 9), ("lose", 0), ("day", 2)], 1, 0)  # a date of -1
 def test_rows_survive_as_in_plain_dictionaries(steps, after, most):
     with tempfile.TemporaryDirectory() as folder:
         servers, plain, count = Servers(Path(folder), after, most), Plain(after, most), 0
