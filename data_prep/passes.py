@@ -13,7 +13,7 @@ from data_prep.files import file_checksum, whole
 from data_prep.preparation import Piece, Preparation, RawSource
 from data_prep.progress import ProgressBar, say
 from data_prep.ranks import Ranks, RawDataError
-from data_prep.raw.sources import whole_digest
+from data_prep.raw.sources import CHANGED, whole_digest
 from data_prep.shards.gather import write_shards
 from data_prep.shards.needs import announce, check_space_again, gigabytes
 from data_prep.shards.output_folder import WHOLE, OutputFolder
@@ -23,8 +23,8 @@ from data_prep.shards.scatter import place, scatter
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.splits import Ranges, split_rows
 from data_prep.vocabulary.encoding import shared
-from data_prep.vocabulary.fit import fit_vocabulary
-from data_prep.vocabulary.scan import ScanResult, every_row, scan
+from data_prep.vocabulary.fit import fit_vocabulary, training_rows
+from data_prep.vocabulary.scan import FIT, SCAN, ScanResult, every_row, scan
 from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary, size_table
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, Manifest, read_manifest, write_manifest
@@ -58,8 +58,7 @@ def run(open_job: Callable[[], Preparation]) -> Manifest:
 def _make(job: Preparation) -> Manifest:
     """The two passes, from raw text to the manifest."""
     options, ranks = job.options, job.ranks
-    counting = every_row if job.fitting and (options.fit_on == "all" or job.format.splits_rows) else None
-    found = scan(job, "scan", "pass 1: check and count" if counting else "pass 1: check", counting)
+    found = _first_scan(job)
     job.format.check(found.records, job.sources, fitting=job.fitting)
     ranges = _split(job, found)
     vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
@@ -78,6 +77,24 @@ def _make(job: Preparation) -> Manifest:
     ranks.first(lambda: str(write_manifest(options.output, manifest)))
     ranks.first(lambda: say(ranks, summary(job, found.records, manifest)))
     return manifest
+
+
+def _first_scan(job: Preparation) -> ScanResult:
+    """Check all rows, and count those that the vocabulary is fitted on, as far as they are known before."""
+    if not job.fitting:
+        return scan(job, SCAN, "pass 1: check", None)
+    if job.options.fit_on == "all" or job.format.splits_rows:
+        return scan(job, SCAN, "pass 1: check and count", every_row)
+    pieces = job.format.known_rows(job)
+    if pieces is None:
+        return scan(job, SCAN, "pass 1: check", None)
+    rows = [sum(n for (index, _), n in pieces if index == source.index) for source in job.sources]
+    train = split_rows(job.identity["split"], rows, job.identity["split_name"]).get("train", (0, 0))
+    found = scan(job, FIT, "pass 1: check and count", training_rows(pieces, train))
+    for expected, record in zip(pieces, found.records, strict=True):
+        if expected != (record.key, record.rows):
+            raise RawDataError(CHANGED.format(job.sources[record.source].path))
+    return found
 
 
 def compare_views(sources: list[RawSource], ranks: Ranks) -> None:

@@ -156,6 +156,12 @@ class RowFormat(ABC):
     def estimated_rows(self, source: RawSource) -> int:
         """About how many rows a source has."""
 
+    def known_rows(self, job: Preparation) -> list[tuple[Piece, int]] | None:
+        """All pieces of the job, in input order, and how many rows each has, where that is known before they are read;
+        else None.
+        """
+        return None
+
     @abstractmethod
     def largest(self, found: Sequence[Sequence[int]]) -> list[int]:
         """The largest packed value of each dense feature, from those of the pieces."""

@@ -27,9 +27,57 @@ def hash_strings(offsets: np.ndarray, content: np.ndarray, out: np.ndarray) -> N
         out[row] = z ^ (z >> np.uint64(31))
 
 
+@njit(cache=True, nogil=True)
+def _mark(
+    offsets: np.ndarray, content: np.ndarray, missing_offsets: np.ndarray, missing: np.ndarray, marked: np.ndarray
+) -> None:
+    """Set ``marked`` bool (rows,) for strings that are one of ``missing``, both as ``hash_strings`` has them."""
+    for row in range(marked.size):
+        start, size = offsets[row], offsets[row + 1] - offsets[row]
+        for m in range(missing_offsets.size - 1):
+            first = missing_offsets[m]
+            same = missing_offsets[m + 1] - first == size
+            at = 0
+            while same and at < size:
+                same = content[start + at] == missing[first + at]
+                at += 1
+            marked[row] |= same
+
+
+@njit(cache=True, nogil=True)
+def _spread(
+    codes: np.ndarray, there: np.ndarray, distinct: tuple[np.ndarray, np.ndarray], tokens: np.ndarray, gone: np.ndarray
+) -> None:
+    """Hashes uint64 (rows,) and whether they are missing bool (rows,), from ``distinct`` ones by code int32 (rows,)."""
+    for row in range(codes.size):
+        if there[row]:
+            tokens[row], gone[row] = distinct[0][codes[row]], distinct[1][codes[row]]
+        else:
+            tokens[row], gone[row] = 0, True
+
+
 def missing_values(schema: Schema) -> pa.Array:
     """The strings that mean a missing value."""
     return pa.array([value.encode() for value in schema.missing], ARROW[STRING])
+
+
+def _parts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets int32 (rows + 1,) and content uint8 of strings."""
+    if not len(column):
+        return np.zeros(1, dtype=np.int32), np.empty(0, dtype=np.uint8)
+    _, offsets, content = column.buffers()
+    starts = np.frombuffer(offsets, dtype=np.int32, count=len(column) + 1, offset=4 * column.offset)
+    return starts, np.frombuffer(content or b"", dtype=np.uint8)
+
+
+def null_where_missing(column: pa.Array, missing: pa.Array) -> pa.Array:
+    """The strings; null where they are one of ``missing``."""
+    marked = np.zeros(len(column), dtype=np.bool_)
+    _mark(*_parts(column), *_parts(missing), marked)
+    marked &= column.is_valid().to_numpy(zero_copy_only=False)
+    if not marked.any():  # which is usual, and saves a copy
+        return column
+    return pc.if_else(pa.array(marked), pa.scalar(None, ARROW[STRING]), column)
 
 
 def tokens_of(column: pa.Array) -> np.ndarray:
@@ -37,18 +85,15 @@ def tokens_of(column: pa.Array) -> np.ndarray:
     if not pa.types.is_binary(column.type):
         integers: np.ndarray = column.fill_null(0).to_numpy(zero_copy_only=False)
         return integers.view(np.uint64)
-    _, offsets, content = column.buffers()
     hashes = np.empty(len(column), dtype=np.uint64)
-    if len(column):
-        starts = np.frombuffer(offsets, dtype=np.int32, count=len(column) + 1, offset=4 * column.offset)
-        hash_strings(starts, np.frombuffer(content or b"", dtype=np.uint8), hashes)
+    hash_strings(*_parts(column), hashes)
     return hashes
 
 
 @dataclass(frozen=True)
 class DistinctStrings:
-    """The distinct strings of a column: their hashes uint64 and whether they mean a missing value, one more of each for
-    null. ``of`` keeps the array alive, so that another one has another address."""
+    """The distinct strings of a column: their hashes uint64 and whether they mean a missing value, bool. ``of`` keeps
+    the array alive, so that another one has another address."""
 
     of: pa.Array
     hashes: np.ndarray
@@ -74,8 +119,11 @@ class EncodedStrings:
         distinct = self._distinct.get(name)
         if distinct is None or not distinct.are(column.dictionary):
             values = column.dictionary.cast(ARROW[STRING])
-            gone = pc.or_(values.is_null(), pc.is_in(values, self._missing)).to_numpy(zero_copy_only=False)
-            hashes = np.append(tokens_of(values), np.uint64(0))
-            distinct = self._distinct[name] = DistinctStrings(column.dictionary, hashes, np.append(gone, True))
-        codes = column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False)
-        return distinct.hashes[codes], distinct.gone[codes]
+            gone = null_where_missing(values, self._missing).is_null().to_numpy(zero_copy_only=False)
+            distinct = self._distinct[name] = DistinctStrings(column.dictionary, tokens_of(values), gone)
+        codes = column.indices.cast(pa.int32())
+        numbers = np.frombuffer(codes.buffers()[1], dtype=np.int32, count=len(codes), offset=4 * codes.offset)
+        tokens, absent = np.empty(len(codes), dtype=np.uint64), np.empty(len(codes), dtype=np.bool_)
+        there = codes.is_valid().to_numpy(zero_copy_only=False)
+        _spread(numbers, there, (distinct.hashes, distinct.gone), tokens, absent)
+        return tokens, absent

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import parquet
 
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.ranks import BadRowError, RawDataError
 from data_prep.raw.sources import CHANGED
-from data_prep.table.arrow_strings import ARROW, missing_values
+from data_prep.table.arrow_strings import ARROW, missing_values, null_where_missing
 from data_prep.table.files import require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.rows import Place, TableRows, without
@@ -24,6 +23,7 @@ from ssmpi.core.errors import DataError
 BATCH_ROWS = 1 << 14
 READ_ROWS = 1 << 16  # a dictionary comes anew with each read: so one serves several batches
 READ_BYTES = 1 << 20
+PLAIN_BYTES = 4  # a string of a page without a dictionary takes more
 MAGIC = b"PAR1"
 
 
@@ -118,12 +118,23 @@ class ParquetTable(TableFormat):
         """As the file says."""
         return int(self._metadata[source.index].num_rows)
 
+    def known_rows(self, job: Preparation) -> list[tuple[Piece, int]] | None:
+        """As the files say, unless bad ones may be left out."""
+        if job.options.skip_bad_rows:
+            return None
+        cut = [self._pieces(source, job.options.piece_bytes) for source in job.sources]
+        return [
+            ((source.index, number), groups.rows)
+            for source, pieces in zip(job.sources, cut, strict=True)
+            for number, groups in enumerate(pieces)
+        ]
+
     def batches(self, source: RawSource, groups: Groups) -> Iterator[pa.RecordBatch]:
         """The used columns of some row groups."""
         if source.path.stat().st_size != source.size:
             raise RawDataError(CHANGED.format(source.path))
         try:
-            with parquet.ParquetFile(source.path, read_dictionary=self._builder.hashed_strings) as file:
+            with parquet.ParquetFile(source.path, read_dictionary=self._encoded(source, groups)) as file:
                 yield from _cut(
                     file.iter_batches(
                         READ_ROWS, list(range(groups.first, groups.last)), columns=list(self._kinds), use_threads=False
@@ -146,11 +157,23 @@ class ParquetTable(TableFormat):
                 columns[name] = column  # the builder looks at its distinct values alone
                 continue
             columns[name] = column.cast(ARROW[kind])
-            if kind == STRING and self.schema.missing:
-                gone = pc.is_in(columns[name], self._missing)
-                columns[name] = pc.if_else(gone, pa.scalar(None, ARROW[STRING]), columns[name])
+            if kind == STRING:
+                columns[name] = null_where_missing(columns[name], self._missing)
         rows, others = self._builder.build(columns, batch.num_rows, place)
         return rows, others | bad
+
+    def _encoded(self, source: RawSource, groups: Groups) -> list[str]:
+        """The columns of strings of some row groups to read as dictionaries: of which hashes are needed alone, and
+        which have dictionaries in most pages. Making one of others takes Arrow longer than hashing all of their strings
+        takes us.
+        """
+        metadata, sizes = self._metadata[source.index], dict.fromkeys(self._builder.hashed_strings, 0)
+        for g in range(groups.first, groups.last):
+            group = metadata.row_group(g)
+            for c in range(group.num_columns):
+                if (name := group.column(c).path_in_schema) in sizes:
+                    sizes[name] += group.column(c).total_uncompressed_size
+        return [name for name, size in sizes.items() if size < PLAIN_BYTES * groups.rows]
 
     def _pieces(self, source: RawSource, least: int) -> list[Groups]:
         metadata = self._metadata[source.index]

@@ -5,7 +5,7 @@ The ranks merge features in parallel; rank 0 combines them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from data_prep.ranks import RawDataError
 from data_prep.raw.sources import CHANGED
 from data_prep.splits import Ranges
 from data_prep.vocabulary import extension
-from data_prep.vocabulary.scan import PieceRecord, ScanResult, Window, scan
+from data_prep.vocabulary.scan import FIT, PieceRecord, ScanResult, Window, scan
 from data_prep.vocabulary.vocabulary_file import (
     RESERVED_IDS,
     Merged,
@@ -37,23 +37,30 @@ def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocab
     path = job.options.output / VOCABULARY_NAME
     rows = sum(record.rows for record in found.records)
     if not job.ranks.first(path.is_file):
-        name, counts = "scan", found
+        counts = found
         if job.options.fit_on == "train" and not job.format.splits_rows:
             if "train" not in ranges:
                 raise RawDataError("--fit-on train: there are no training rows with this --split; use --fit-on all")
-            name = "fit"
-            counts = scan(job, name, "pass 1: count training rows", _training_rows(found, ranges["train"]))
-            for source in job.sources:
-                if _without_moments(found.of(source)) != _without_moments(counts.of(source)):
-                    raise RawDataError(CHANGED.format(source.path))
-        _merge(job, job.work / name, counts)
-        rows = rows if name == "scan" else ranges["train"][1] - ranges["train"][0]
+            if found.name != FIT:
+                counts = _count_training_rows(job, found, ranges["train"])
+            rows = ranges["train"][1] - ranges["train"][0]
+        _merge(job, job.work / counts.name, counts)
         job.ranks.first(lambda: _assemble(job, path, rows, counts))
-        job.ranks.first(lambda: _drop_parts(job.work / name))
+        job.ranks.first(lambda: _drop_parts(job.work / counts.name))
     vocabulary = job.ranks.together(lambda: read_vocabulary(path))
     if job.options.min_count > 1 and max(vocabulary.cardinalities) == RESERVED_IDS:
         raise RawDataError(f"--min-count {job.options.min_count:,}: no token comes so often; give a smaller one")
     return vocabulary
+
+
+def _count_training_rows(job: Preparation, found: ScanResult, train: tuple[int, int]) -> ScanResult:
+    """Read all rows again, and count training rows."""
+    pieces = [(record.key, record.rows) for record in found.records]
+    counts = scan(job, FIT, "pass 1: count training rows", training_rows(pieces, train))
+    for source in job.sources:
+        if _without_moments(found.of(source)) != _without_moments(counts.of(source)):
+            raise RawDataError(CHANGED.format(source.path))
+    return counts
 
 
 def _without_moments(records: list[PieceRecord]) -> list[PieceRecord]:
@@ -61,13 +68,13 @@ def _without_moments(records: list[PieceRecord]) -> list[PieceRecord]:
     return [replace(record, moments=[]) for record in records]
 
 
-def _training_rows(found: ScanResult, train: tuple[int, int]) -> Window:
-    """For each piece, which of its rows are training rows."""
+def training_rows(pieces: Iterable[tuple[Piece, int]], train: tuple[int, int]) -> Window:
+    """For each piece, which of its rows are training rows; ``pieces``: all of them, in input order, with their rows."""
     windows: dict[Piece, tuple[int, int]] = {}
     row = 0
-    for record in found.records:
-        windows[record.key] = max(train[0] - row, 0), min(train[1] - row, record.rows)
-        row += record.rows
+    for piece, rows in pieces:
+        windows[piece] = max(train[0] - row, 0), min(train[1] - row, rows)
+        row += rows
     return lambda piece: windows.get(piece, (0, 0))
 
 

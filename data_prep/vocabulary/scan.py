@@ -21,6 +21,7 @@ from ssmpi.core.errors import DataError
 from ssmpi.data.schema import SPLITS
 
 PIECES_PER_RUN = 64
+SCAN, FIT = "scan", "fit"  # folders of scans: of all rows, or of those that the vocabulary is fitted on
 SOURCE_SHIFT = 46  # a position is (source, byte); files are smaller than 64 TiB
 
 Window = Callable[[Piece], tuple[int, int]]
@@ -59,10 +60,11 @@ class Spill:
 
 @dataclass
 class ScanResult:
-    """All records in input order, and the parts with the token counts."""
+    """All records in input order, and the parts with the token counts, which are in the folder ``name``."""
 
     records: list[PieceRecord]
     parts: list[Spill] = field(default_factory=list)
+    name: str = SCAN
 
     def of(self, source: RawSource) -> list[PieceRecord]:
         """The records of one raw file."""
@@ -204,7 +206,7 @@ def read_runs(folder: Path) -> ScanResult:
         body = load_json(path)
         records += [PieceRecord(**record) for record in body["records"]]
         parts += [Spill(part["name"], part["bounds"]) for part in body["parts"]]
-    return ScanResult(sorted(records, key=lambda record: record.key), parts)
+    return ScanResult(sorted(records, key=lambda record: record.key), parts, folder.name)
 
 
 def every_row(piece: Piece) -> tuple[int, int]:

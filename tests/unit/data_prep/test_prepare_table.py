@@ -382,15 +382,17 @@ def test_a_guess_offers_a_split_by_dates(tmp_path):
     assert [split.rows for split in read_manifest(tmp_path / "out").splits.values()] == [480, 60, 60]
 
 
-@pytest.mark.parametrize("encoded", [True, False, ["shop"]])
-def test_encoded_strings_of_parquet_are_those_of_text(tmp_path, monkeypatch, encoded):
-    """Row groups, reads and batches that end at different rows; strings, missing ones too, in dictionaries or not."""
+@pytest.mark.parametrize(("encoded", "plain"), [(True, 1000), (True, 0), (False, 1000), (["shop"], 1000)])
+def test_encoded_strings_of_parquet_are_those_of_text(tmp_path, monkeypatch, encoded, plain):
+    """Row groups, reads and batches that end at different rows; strings, missing ones too, in dictionaries or not, and
+    read as such or not."""
     from pyarrow import parquet as arrow_parquet
 
     from data_prep.table import parquet
 
     monkeypatch.setattr(parquet, "READ_ROWS", 64)
     monkeypatch.setattr(parquet, "BATCH_ROWS", 48)
+    monkeypatch.setattr(parquet, "PLAIN_BYTES", plain)
     file = write_parquet(tmp_path / "a.parquet")
     arrow_parquet.write_table(arrow_parquet.read_table(file), file, row_group_size=130, use_dictionary=encoded)
     schema = COLUMNS + BY_TIME + '[table]\nmissing = ["", "s3", "\u00eftem-2"]\n'
@@ -399,6 +401,59 @@ def test_encoded_strings_of_parquet_are_those_of_text(tmp_path, monkeypatch, enc
     assert prepare(tmp_path, file, schema, "--no-shuffle", name="ordered") == 0
     same(load(tmp_path / "ordered"), load(tmp_path / "csv"))
     assert (load(tmp_path / "csv")["train"][0] == 0).any()
+
+
+def test_columns_with_dictionaries_are_read_as_such(tmp_path):
+    """A column whose dictionary became too large is plain from there on."""
+    import pyarrow as pa
+    from pyarrow import parquet as arrow_parquet
+
+    from data_prep.raw.sources import open_sources
+    from data_prep.table.parquet import ParquetTable
+
+    texts = {"few": ["ab", "cd", None] * 2000, "many": [f"some {i}" for i in range(6000)], "y": ["0", "1"] * 3000}
+    file = tmp_path / "a.parquet"
+    arrow_parquet.write_table(pa.table(texts), file, row_group_size=3000, dictionary_pagesize_limit=1000)
+    schema = tmp_path / "schema.toml"
+    schema.write_text('label = "y == \'1\'"\n[categorical]\nfew = "string"\nmany = "string"\n')
+    sources = open_sources([file])
+    table = ParquetTable(read_schema(schema), sources, 0, True)
+    (groups,) = table._pieces(sources[0], 1 << 30)
+    assert table._encoded(sources[0], groups) == ["few"]
+    batches = list(table.batches(sources[0], groups))
+    assert all(pa.types.is_dictionary(batch.schema.field("few").type) for batch in batches)
+    assert all(batch.schema.field("many").type == pa.string() for batch in batches)
+
+
+@pytest.mark.parametrize(("more", "reads"), [((), 2), (("--on-bad-row", "skip"), 3)])
+def test_parquet_is_read_twice_where_its_rows_are_known(tmp_path, monkeypatch, more, reads):
+    """To know the training rows of other files, all rows have to be read first."""
+    from data_prep.table import parquet
+
+    read, real = [], parquet.ParquetPiece.blocks
+    monkeypatch.setattr(parquet.ParquetPiece, "blocks", lambda piece: read.append(piece.piece) or real(piece))
+    schema = COLUMNS.replace('time = "day"', "")
+    file = write_parquet(tmp_path / "a.parquet")
+    assert prepare(tmp_path, file, schema, *SMALL, *more) == 0
+    assert len(set(read)) > 1
+    assert all(read.count(piece) == reads for piece in read)
+    assert (
+        prepare(tmp_path, write_csv(tmp_path / "a.csv"), schema, "--shard-rows", "90", "--no-shuffle", name="csv") == 0
+    )
+    assert prepare(tmp_path, file, schema, *SMALL, *more, "--no-shuffle", name="ordered") == 0
+    same(load(tmp_path / "ordered"), load(tmp_path / "csv"))
+
+
+def test_parquet_with_other_rows_than_it_said_has_changed(tmp_path, monkeypatch, capsys):
+    from data_prep.table import parquet
+
+    real = parquet.ParquetTable.known_rows
+    monkeypatch.setattr(
+        parquet.ParquetTable, "known_rows", lambda table, job: [(piece, n + 1) for piece, n in real(table, job)]
+    )
+    file = write_parquet(tmp_path / "a.parquet")
+    assert prepare(tmp_path, file, COLUMNS.replace('time = "day"', "")) == 2
+    assert f"{file}: changed since the job began" in capsys.readouterr().err
 
 
 def test_batches_are_of_equal_rows_wherever_row_groups_end(tmp_path, monkeypatch):
