@@ -99,8 +99,9 @@ def _merge(job: Preparation, counts: Path, found: ScanResult) -> None:
 def _new_tokens(job: Preparation, feature: int) -> Callable[[Merged], Merged]:
     """What leaves out the tokens of the vocabulary to extend, if there is one."""
     base = job.options.extend_vocabulary
-    known = read_vocabulary(base).column(feature, "token") if base else np.empty(0, job.format.token_type)
-    return partial(extension.unknown, known)
+    if base is None:
+        return lambda found: found
+    return partial(extension.unknown, read_vocabulary(base).column(feature, "token"))
 
 
 def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> None:

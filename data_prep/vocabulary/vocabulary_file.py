@@ -29,6 +29,7 @@ from ssmpi.data.features import CRITEO
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
 RESERVED_IDS = 2
+LARGE_COUNT = np.uint16(2**16 - 1)
 
 Merged = Iterator[tuple[np.ndarray, np.ndarray]]  # (tokens ascending, values), one token range after the other
 
@@ -116,8 +117,18 @@ def merge_feature(
     spans = [_PartReader(folder, part, feature) for part in parts]
     sizes = np.zeros(len(STATED_MIN_COUNTS), dtype=np.int64)
     tokens, values = _kept(among(_merged_ranges(spans, order)), order, min_count, sizes)
-    by_id = np.argsort(values if order == DLRM else -values, kind="stable")
+    by_id = np.argsort(values, kind="stable") if order == DLRM else by_count(values)
     return MergedFeature(tokens[by_id], values[by_id], sizes.tolist())
+
+
+def by_count(counts: np.ndarray) -> np.ndarray:
+    """The order int64 of counts, descending; equal ones stay in order. Nearly all counts fit into 16 bits, of which
+    numpy sorts by radix, in a quarter of the time.
+    """
+    order = np.argsort(LARGE_COUNT - np.minimum(counts, LARGE_COUNT).astype(np.uint16), kind="stable")
+    large = order[: np.count_nonzero(counts >= LARGE_COUNT)]
+    large[:] = large[np.argsort(-counts[large], kind="stable")]
+    return order
 
 
 def _kept(ranges: Merged, order: str, min_count: int, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

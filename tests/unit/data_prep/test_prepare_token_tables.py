@@ -8,6 +8,7 @@ import pytest
 from data_prep.table.rows import TableRows
 from data_prep.vocabulary.lookup import look_up, lookup_table
 from data_prep.vocabulary.tables import LARGE, LOAD, CountTable, WideCountTable
+from data_prep.vocabulary.vocabulary_file import by_count
 
 SIZES = [50, int(1.2 * LOAD * LARGE)]  # distinct tokens
 
@@ -51,3 +52,11 @@ def test_every_token_gets_its_id(kind, reserved, distinct):
     ids = look_up(rows.tokens, rows, [lookup_table(known, first)], reserved=reserved)
     assert ids.dtype == np.int32
     assert ids[0].tolist() == expected
+
+
+@pytest.mark.parametrize("most", [3, 2**16 - 1, 2**16 + 1, 2**40])
+def test_counts_descend_and_equal_ones_stay_in_order(most):
+    generator = np.random.default_rng(3)
+    counts = np.concatenate([generator.integers(1, most, 500), np.repeat([most, most - 1, 1], 40), [2**16 - 2] * 9])
+    counts = generator.permutation(counts)
+    assert by_count(counts).tolist() == sorted(range(len(counts)), key=lambda i: -counts[i])
