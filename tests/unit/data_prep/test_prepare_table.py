@@ -208,6 +208,24 @@ def test_a_killed_preparation_is_resumed(step, tmp_path, monkeypatch):
     assert content(tmp_path / "out") == content(tmp_path / "a")
 
 
+@pytest.mark.parametrize("step", ["fit_vocabulary", "scatter"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_killed_preparation_of_parquet_is_resumed(step, known, tmp_path, monkeypatch):
+    """Also one that had read all rows without counting any, as earlier versions did."""
+    from data_prep.table.parquet import ParquetTable
+
+    file = write_parquet(tmp_path / "a.parquet")
+    assert prepare(tmp_path, file, COLUMNS, *SMALL, name="a") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(f"data_prep.passes.{step}", lambda *unused: exit("killed"))
+        if not known:
+            patch.setattr(ParquetTable, "known_rows", lambda *unused: None)
+        with pytest.raises(SystemExit):
+            prepare(tmp_path, file, COLUMNS, *SMALL)
+    assert prepare(tmp_path, file, COLUMNS, *SMALL) == 0
+    assert content(tmp_path / "out") == content(tmp_path / "a")
+
+
 def test_bad_rows_are_left_out_and_named(tmp_path, capsys):
     bad = [["1", "x"], ["1", 'a"b\n', *ROWS[0][2:]], ["ten", *ROWS[0][1:]], [*ROWS[0][:5], "", *ROWS[0][6:]]]
     rows = [*ROWS[:100], bad[0], *ROWS[100:200], bad[2], *ROWS[200:300], bad[3], *ROWS[300:]]
