@@ -76,7 +76,7 @@ def _run(parsed: argparse.Namespace, ranks: Ranks) -> int:
             return 0
         if parsed.output is None:
             raise UserError("--output is missing: name the folder of the prepared data set")
-        command.prepare(parsed.schema, parsed.raw, _options(parsed), ranks)
+        command.prepare(parsed.schema, parsed.raw, _options(parsed), ranks, hashed=parsed.hash)
         return 0
     return ranks.first(lambda: _run_alone(parsed))
 
@@ -169,6 +169,11 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     add("--schema", type=Path, required=True, metavar="FILE", help="what the columns are (jobs/guide/data.md)")
     add(
         "--guess", action="store_true", help="write the schema, from the first rows of the first file, and nothing else"
+    )
+    add(
+        "--hash",
+        action="store_true",
+        help="64-bit keys of all categorical columns, for dynamic tables: no vocabulary is made (jobs/guide/data.md)",
     )
     _add_common(parser, output=False)
     add(

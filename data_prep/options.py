@@ -23,12 +23,12 @@ RECIPE = 2  # incremented whenever the same arguments and files give different b
 
 def shard_row_bytes(features: Features) -> int:
     """Bytes of a row in a shard."""
-    return 4 * len(features.sparse) + 4 * len(features.dense) + 1
+    return 4 * len(features.sparse) + 4 * len(features.keyed) + 4 * len(features.dense) + 1
 
 
 def most_packed_bytes(features: Features) -> int:
     """The most bytes of a packed row."""
-    return 4 * len(features.sparse) + 8 * len(features.dense) + 1
+    return 4 * len(features.sparse) + 4 * len(features.keyed) + 8 * len(features.dense) + 1
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from data_prep.splits import Ranges, split_rows
 from data_prep.vocabulary.encoding import shared
 from data_prep.vocabulary.fit import fit_vocabulary, training_rows
 from data_prep.vocabulary.scan import FIT, SCAN, ScanResult, every_row, scan
-from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary, size_table
+from data_prep.vocabulary.vocabulary_file import Vocabulary, described, read_vocabulary
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, Manifest, read_manifest, write_manifest
 
@@ -62,8 +62,9 @@ def _make(job: Preparation) -> Manifest:
     job.format.check(found.records, job.sources, fitting=job.fitting)
     ranges = _split(job, found)
     vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
-    say(ranks, size_table(vocabulary))
-    wide = widths(vocabulary.cardinalities, job.format.largest([record.largest for record in found.records]))
+    say(ranks, described(vocabulary, sum(record.rows for record in found.records)))
+    largest = job.format.largest([record.largest for record in found.records])
+    wide = widths(vocabulary.cardinalities, job.format.features.key_columns, largest)
     ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
 
     layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)

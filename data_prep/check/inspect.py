@@ -116,11 +116,11 @@ def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
     what = "tokens: id token share" if vocabulary else "ids: id share"
     lines = [f"  {'sparse':<8}{'ids':>12}{'missing':>9}{'rare':>9}   most frequent {what}"]
     for f, name in enumerate(manifest.features.sparse):
+        gone = _share(missing[name], rows) if name in missing else "-"
         if name in manifest.features.keyed:
-            lines.append(f"  {name:<8}{'keys':>12}{'-':>9}{'-':>9}   64-bit hashes of tokens")
+            lines.append(f"  {name:<8}{'keys':>12}{gone:>9}{'-':>9}   64-bit hashes of tokens")
             continue
         counts = totals.counts[f][:-1]
-        gone = _share(missing[name], rows) if name in missing else "-"
         rare = _share(int(counts[RARE_ID]), totals.rows) if reserved and len(counts) > RARE_ID else "-"
         tokens = vocabulary.texts(f) if vocabulary and f not in vocabulary.hashed else None
         first = 2 if reserved else 0

@@ -68,15 +68,16 @@ class Collector:
             at += stop - start
         return packed
 
-    def columns(self, target: PlannedShard, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(ids int32 (rows, sparse), dense float32 (rows, dense), label uint8 (rows,)) of a shard, in final order."""
+    def columns(self, target: PlannedShard, seed: int, labelled: bool) -> Columns:
+        """A shard's columns, in final order; valid until the next ones are asked for."""
         rows, features = self.rows_of(target.index), self.of.features
         order = permutation(seed, target.index, rows) if target.shuffled else np.arange(rows, dtype=np.uint32)
-        ids = self.scratch.array("ids", (rows, len(features.sparse)), np.int32)
+        ids = self.scratch.array("ids", (rows, len(features.one_id)), np.int32)
+        keys = self.scratch.array("keys", (rows, len(features.keyed)), np.int64)
         dense = self.scratch.array("dense", (rows, len(features.dense)), np.float32)
         label = self.scratch.array("label", (rows,), np.uint8)
-        unpack(self.collect(target.index), order, self.wide, (ids, dense, label), self.of.packs_floats)
-        return ids, dense, label
+        unpack(self.collect(target.index), order, self.wide, (ids, keys, dense, label), self.of.packs_floats)
+        return Columns(ids, dense, label if labelled else None, keys=keys if features.keyed else None)
 
 
 def write_shards(
@@ -137,13 +138,13 @@ def _finish(
     entry = _found(path, file, attributes["data_set"])
     if entry is not None:
         return WrittenShard(target.split, entry, frame_of(path))
-    ids, dense, label = collector.columns(target, attributes["seed"])
-    positives = int(np.count_nonzero(label))
-    attributes = attributes | {"rows": len(label), "positives": positives}
+    columns = collector.columns(target, attributes["seed"], job.labelled)
+    positives = 0 if columns.label is None else int(np.count_nonzero(columns.label))
+    attributes = attributes | {"rows": len(columns), "positives": positives}
     beside = path.with_name(f".{path.name}.tmp")
     with atomic_file.naming(path):
-        total = lay_out_shard(beside, Columns(ids, dense, label if job.labelled else None), attributes)
-    entry = ShardEntry(file, len(label), positives, beside.stat().st_size, total)
+        total = lay_out_shard(beside, columns, attributes)
+    entry = ShardEntry(file, len(columns), positives, beside.stat().st_size, total)
     frame = frame_of(beside)
     collector.publisher.publish(beside, path)
     return WrittenShard(target.split, entry, frame)

@@ -1,7 +1,8 @@
 """The packed format of rows between raw text and shard: writing rows costs more than packing them.
 
-A packed row has ids, integers (those of Criteo, or the bits of float32) and the label, little-endian, each column with
-as many bytes as its largest value needs. On the Kaggle set that is about half of its size in a shard.
+A packed row has ids, keys, integers (those of Criteo, or the bits of float32) and the label, little-endian, each column
+with as many bytes as its largest value needs, a key with 8. On the Kaggle set that is about half of its size in a
+shard.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from ssmpi.compiled.jit import njit
 TOGETHER = 64
 SLACK = 8  # readable bytes after the last packed row: columns are read eight bytes at a time
 
-Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
+KEY_BYTES = 8
+
+Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def widths(cardinalities: Sequence[int], largest: Sequence[int]) -> np.ndarray:
-    """Bytes uint8 (sparse + dense,) of each id below its cardinality and of each integer up to the largest."""
-    values = [*(max(cardinality - 1, 0) for cardinality in cardinalities), *largest]
-    return np.array([max(1, (value.bit_length() + 7) // 8) for value in values], dtype=np.uint8)
+def widths(cardinalities: Sequence[int], keyed: Sequence[int], largest: Sequence[int]) -> np.ndarray:
+    """Bytes uint8 (sparse + dense,) of each id below its cardinality, of the keys of the features numbered ``keyed``,
+    which follow the ids, and of each integer up to the largest.
+    """
+    values = [max(cardinality - 1, 0) for f, cardinality in enumerate(cardinalities) if f not in keyed]
+    ids, integers = ([max(1, (value.bit_length() + 7) // 8) for value in some] for some in (values, largest))
+    return np.array([*ids, *[KEY_BYTES] * len(keyed), *integers], dtype=np.uint8)
 
 
 def row_bytes(wide: np.ndarray) -> int:
@@ -35,11 +41,12 @@ def row_bytes(wide: np.ndarray) -> int:
 def pack(columns: Columns, wide: np.ndarray, shards: np.ndarray, at: np.ndarray, out: np.ndarray) -> None:
     """Pack each row into ``out`` uint8 (rows, row_bytes) at the next place of its shard.
 
-    columns: ids int32 (sparse, n), integers int64 (n, dense), label uint8 (n,); shards int32 (n,): the shard of each
-    row; at int64 (shards,): the place in ``out`` of the next row of each shard, advanced.
+    columns: ids int32 (features with ids, n), keys int64 (keyed, n), integers int64 (n, dense), label uint8 (n,);
+    shards int32 (n,): the shard of each row; at int64 (shards,): the place in ``out`` of the next row of each shard,
+    advanced.
     """
-    ids, integers, label = columns
-    sparse, dense = ids.shape[0], integers.shape[1]
+    ids, keys, integers, label = columns
+    sparse, keyed, dense = ids.shape[0], keys.shape[0], integers.shape[1]
     for i in range(shards.size):
         row = out[at[shards[i]]]
         at[shards[i]] += 1
@@ -50,9 +57,15 @@ def pack(columns: Columns, wide: np.ndarray, shards: np.ndarray, at: np.ndarray,
                 row[place] = left & 255
                 left >>= 8
                 place += np.uint64(1)
+        for f in range(keyed):
+            left = keys[f, i]
+            for _ in range(KEY_BYTES):
+                row[place] = left & 255
+                left >>= 8
+                place += np.uint64(1)
         for f in range(dense):
             left = integers[i, f]
-            for _ in range(wide[sparse + f]):
+            for _ in range(wide[sparse + keyed + f]):
                 row[place] = left & 255
                 left >>= 8
                 place += np.uint64(1)
@@ -63,9 +76,10 @@ def pack(columns: Columns, wide: np.ndarray, shards: np.ndarray, at: np.ndarray,
 def unpack(packed: np.ndarray, order: np.ndarray, wide: np.ndarray, columns: Columns, floats: bool) -> int:
     """Unpack rows: row i of ``columns`` is the packed row ``order[i]``.
 
-    packed uint8 (rows * row_bytes + SLACK,); order uint32 (rows,); columns: ids int32 (rows, sparse), dense float32
-    (rows, dense), label uint8 (rows,); floats: whether packed integers are bits of float32. Access is random:
-    prefetching some rows ahead halves the time. The return value only keeps the compiler from removing the prefetch.
+    packed uint8 (rows * row_bytes + SLACK,); order uint32 (rows,); columns: ids int32 (rows, features with ids), keys
+    int64 (rows, keyed), dense float32 (rows, dense), label uint8 (rows,); floats: whether packed integers are bits of
+    float32. Access is random: prefetching some rows ahead halves the time. The return value only keeps the compiler
+    from removing the prefetch.
     """
     size = np.int64(wide.sum()) + 1
     fetched = np.uint8(0)
@@ -81,8 +95,8 @@ def unpack(packed: np.ndarray, order: np.ndarray, wide: np.ndarray, columns: Col
 def _unpack(
     packed: np.ndarray, order: np.ndarray, wide: np.ndarray, first: int, columns: Columns, floats: bool
 ) -> None:
-    ids, dense, label = columns
-    bits, sparse = dense.view(np.uint32), ids.shape[1]
+    ids, keys, dense, label = columns
+    bits, sparse, keyed = dense.view(np.uint32), ids.shape[1], keys.shape[1]
     size = np.int64(wide.sum()) + 1
     masks = np.uint64(0xFFFFFFFFFFFFFFFF) >> (np.uint64(64) - np.uint64(8) * wide.astype(np.uint64))
     for i in range(order.size):
@@ -90,11 +104,14 @@ def _unpack(
         for f in range(sparse):
             ids[first + i, f] = word(packed, at) & masks[f]
             at += wide[f]
+        for f in range(keyed):
+            keys[first + i, f] = np.int64(word(packed, at))
+            at += KEY_BYTES
         for f in range(dense.shape[1]):
-            value = word(packed, at) & masks[sparse + f]
+            value = word(packed, at) & masks[sparse + keyed + f]
             if floats:
                 bits[first + i, f] = value
             else:
                 dense[first + i, f] = logarithm(np.int64(value))
-            at += wide[sparse + f]
+            at += wide[sparse + keyed + f]
         label[first + i] = packed[at]

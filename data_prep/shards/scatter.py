@@ -150,7 +150,8 @@ def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, encoder: Encoder, pla
     for block, read in opened.blocks():
         if row + block.rows > rows:
             raise RawDataError(CHANGED.format(opened.source.path))
-        columns = (encoder.ids(block), placement.of.packed(block, encoder.vocabulary.about), block.label)
+        integers = placement.of.packed(block, encoder.vocabulary.about)
+        columns = (encoder.ids(block), encoder.keys(block), integers, block.label)
         pack(columns, placement.wide, shards_of(block, row, by_split, used), at, out)
         row += block.rows
         placement.progress.advance(read, block.rows)

@@ -80,6 +80,11 @@ def null_where_missing(column: pa.Array, missing: pa.Array) -> pa.Array:
     return pc.if_else(pa.array(marked), pa.scalar(None, ARROW[STRING]), column)
 
 
+def hashes_of(column: pa.Array) -> np.ndarray:
+    """uint64 (rows,): hashes of strings, and of integers as text in decimal; anything where missing."""
+    return tokens_of(column if pa.types.is_binary(column.type) else column.cast(pa.string()).cast(ARROW[STRING]))
+
+
 def tokens_of(column: pa.Array) -> np.ndarray:
     """uint64 (rows,): integers as they are, hashes of strings; anything where missing."""
     if not pa.types.is_binary(column.type):

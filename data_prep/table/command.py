@@ -13,10 +13,11 @@ from data_prep.files import file_checksum
 from data_prep.options import PrepareOptions
 from data_prep.passes import compare_views, run
 from data_prep.preparation import Preparation, RawSource
+from data_prep.progress import say
 from data_prep.ranks import Ranks
 from data_prep.raw.sources import open_sources
 from data_prep.splits import parse_fractions
-from data_prep.table.schema import Schema, SplitRule
+from data_prep.table.schema import KEYS, Schema, SplitRule
 from data_prep.table.schema_file import read_schema
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary
@@ -27,19 +28,34 @@ from ssmpi.files import atomic_file
 PARQUET = b"PAR1"
 
 
-def prepare(schema: Path, files: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:
+def prepare(
+    schema: Path, files: Sequence[Path], options: PrepareOptions, ranks: Ranks, *, hashed: bool = False
+) -> Manifest:
     """Prepare the files of a table into ``options.output``; resumes an interrupted run of the same arguments and files.
+    ``hashed``: with keys of all categorical columns.
 
     Every rank of the job calls it. Raises UserError, on all ranks, for invalid input.
     """
-    return run(lambda: _open_job(ranks.first(lambda: read_schema(schema)), files, options, ranks))
+    read = _read_hashed if hashed else read_schema
+    return run(lambda: _open_job(ranks.first(lambda: read(schema)), files, options, ranks))
 
 
-def prepare_to_score(schema: Path, file: Path, vocabulary: Path, output: Path) -> Manifest:
+def _read_hashed(path: Path) -> Schema:
+    """A schema with keys of all categorical columns."""
+    schema = read_schema(path)
+    for setting in ("min_count", "hash"):
+        there = [n for n, column in schema.categorical.items() if getattr(column, setting) not in (0, KEYS)]
+        if there:
+            instead = "embedding.dynamic.admit_after keeps rare keys out" if setting == "min_count" else "they get keys"
+            print(f"--hash: {setting} of {', '.join(there)} in {path} is not used: {instead}")
+    return schema.with_keys(schema.categorical)
+
+
+def prepare_to_score(schema: Schema, file: Path, vocabulary: Path, output: Path) -> Manifest:
     """Prepare the rows of a file, in their order, as the unlabelled split ``test``: the features that a schema names,
     without its label, time and group, which new rows need not have. Raises UserError for invalid input.
     """
-    features = replace(read_schema(schema), label=None, time="", group="")
+    features = replace(schema, label=None, time="", group="")
     options = PrepareOptions(output, vocabulary=vocabulary, split="none", split_name="test")
     return run(lambda: _open_job(features, [file], options, Ranks()))
 
@@ -54,6 +70,8 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
     form = ranks.together(lambda: _format(schema, sources, options))
     given = options.vocabulary
     checksum = ranks.first(lambda: _vocabulary(given, schema)) if given is not None else None
+    if schema.group and schema.categorical[schema.group].hash == KEYS:
+        say(ranks, f"note: group {schema.group!r} has keys, and metrics by group need ids: there will be none")
     rule = schema.split
     kind = options.split or (rule.by if rule.by != "rows" else ",".join(map(str, rule.shares)))
     labelled = schema.label is not None

@@ -10,7 +10,7 @@ import numpy as np
 from data_prep.preparation import RawSource, RowFormat, Rows
 from data_prep.ranks import RawDataError
 from data_prep.table.rows import RowBuilder, TableRows
-from data_prep.table.schema import Schema
+from data_prep.table.schema import KEYS, Schema
 
 
 class TableFormat(RowFormat):
@@ -39,13 +39,15 @@ class TableFormat(RowFormat):
         return [2**32 - 1] * len(self.features.dense)
 
     def fitted(self, moments: np.ndarray) -> dict[str, Any]:
-        """Names, ranges of hashed features, and mean and standard deviation of dense ones."""
+        """Names, hashed features with their ranges or with keys, and mean and standard deviation of dense ones."""
         number = np.maximum(moments[:, 0], 1)
         mean = moments[:, 1] / number
         deviation = np.sqrt(np.maximum(moments[:, 2] / number - mean * mean, 0))
         scale = np.stack([mean, np.where(deviation > 0, deviation, 1)], axis=1)
-        hashed = {name: column.hash for name, column in self.schema.categorical.items() if column.hash}
+        hashed = {name: column.hash for name, column in self.schema.categorical.items() if 0 < column.hash < KEYS}
         about = {"features": list(self.features.sparse), "hashed": hashed, "scale": scale.tolist()}
+        if self.features.keyed:  # only then, so that vocabularies without keys stay the same to the byte
+            about["keyed"] = list(self.features.keyed)
         return about | {"table": self.schema.columns_identity()}
 
     def check(self, records: Sequence[Any], sources: Sequence[RawSource], *, fitting: bool) -> None:

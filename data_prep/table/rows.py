@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from data_prep.preparation import Tally
 from data_prep.shards.shard_layout import draw_shards
-from data_prep.table.arrow_strings import EncodedStrings, tokens_of
-from data_prep.table.schema import REFUSE, STRING, Label, Schema
+from data_prep.table.arrow_strings import EncodedStrings, hashes_of, tokens_of
+from data_prep.table.schema import KEYS, REFUSE, STRING, Label, Schema
 from ssmpi.data.schema import SPLITS
 
 ROW_BITS, PIECE_BITS = 27, 21  # of the numbers that random splits are drawn for
@@ -122,7 +122,7 @@ class RowBuilder:
                 tokens[f], absent[f] = self._encoded.tokens(name, columns[name])
                 continue
             absent[f] = columns[name].is_null().to_numpy(zero_copy_only=False)
-            tokens[f] = tokens_of(columns[name])
+            tokens[f] = (hashes_of if schema.categorical[name].hash == KEYS else tokens_of)(columns[name])
         label = self._labels(columns, bad) if schema.label else np.zeros(rows, dtype=np.uint8)
         times = _numbers(columns[schema.time]) if schema.sorted or schema.split.by == "time" else None
         split = self._splits(columns, times, rows, place, bad)

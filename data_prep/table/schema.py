@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ NUMBER, INTEGER, STRING, TIMESTAMP = "number", "integer", "string", "timestamp"
 TRANSFORMS = ("none", "log1p", "standardize")
 REFUSE = "refuse"
 MOST_RANGE = 2**31 - 3
+KEYS = 2**64  # the range of hashes that are keys of a dynamic table, in place of ids
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A sparse feature; ``hash`` 0: ids from a vocabulary, else tokens modulo it."""
+    """A sparse feature; ``hash`` 0: ids from a vocabulary; ``KEYS``: hashes of tokens; else tokens modulo it."""
 
     type: str = STRING
     min_count: int = 0  # 0: that of the command line
@@ -80,7 +81,8 @@ class Schema:
     @property
     def features(self) -> Features:
         """The features, in the order of the schema."""
-        return Features(tuple(self.dense), tuple(self.categorical))
+        keyed = tuple(name for name, column in self.categorical.items() if column.hash == KEYS)
+        return Features(tuple(self.dense), tuple(self.categorical), keyed=keyed)
 
     @property
     def sorted(self) -> bool:
@@ -105,6 +107,14 @@ class Schema:
                     raise UserError(f"{self.path}: column {name!r} is used as {before} and as {kind}; use it as one")
                 kinds[name] = INTEGER
         return kinds
+
+    def with_keys(self, names: Collection[str]) -> Schema:
+        """The same with keys of the categorical columns among ``names``, of which nothing is counted."""
+        categorical = {
+            name: Categorical(column.type, hash=KEYS) if name in names else column
+            for name, column in self.categorical.items()
+        }
+        return replace(self, categorical=categorical)
 
     def columns_identity(self) -> dict[str, Any]:
         """What a vocabulary that is used again depends on, as JSON has it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from data_prep.table.schema import (
     INTEGER,
+    KEYS,
     MOST_RANGE,
     NUMBER,
     REFUSE,
@@ -150,13 +151,15 @@ def _categorical(path: Path, name: str, value: object) -> Categorical:
     kind = settings.get("type", STRING)
     if kind not in (STRING, INTEGER):
         raise UserError(f"{path}: {place}: type {kind!r} is neither {STRING!r} nor {INTEGER!r}")
-    for key in ("min_count", "hash"):
+    keyed = settings.get("hash") is True
+    for key, other in (("min_count", ""), ("hash", ", or true for 64-bit keys")):
         number = settings.get(key, 1)
-        if type(number) is not int or not 1 <= number <= MOST_RANGE:
-            raise UserError(f"{path}: {place}: {key} is {number!r}, not a whole number from 1 to {MOST_RANGE:,}")
+        whole = type(number) is int and 1 <= number <= MOST_RANGE
+        if not (whole or (key == "hash" and keyed)):
+            raise UserError(f"{path}: {place}: {key} is {number!r}, not a whole number from 1 to {MOST_RANGE:,}{other}")
     if "min_count" in settings and "hash" in settings:
         raise UserError(f"{path}: {place}: hashed tokens are not counted; leave out min_count or hash")
-    return Categorical(kind, settings.get("min_count", 0), settings.get("hash", 0))
+    return Categorical(kind, settings.get("min_count", 0), KEYS if keyed else settings.get("hash", 0))
 
 
 def _split(path: Path, found: object) -> SplitRule:

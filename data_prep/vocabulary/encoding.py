@@ -13,7 +13,7 @@ from data_prep.ranks import RawDataError
 from data_prep.vocabulary.lookup import look_up
 from data_prep.vocabulary.scan import reduce_tokens
 from data_prep.vocabulary.vocabulary_file import RESERVED_IDS, Vocabulary
-from ssmpi.data.schema import MISSING_ID
+from ssmpi.data.schema import KEY_OF_ZERO, MISSING_ID, MISSING_KEY
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class Encoder:
     tables: Sequence[np.ndarray]
 
     def ids(self, rows: Rows) -> np.ndarray:
-        """Ids int32 (sparse, rows); DataError for an unseen token if the vocabulary has no id for it (dlrm order)."""
+        """Ids int32 (features with ids, rows); DataError for an unseen token if the vocabulary has no id for it (dlrm
+        order).
+        """
         tokens = reduce_tokens(rows.tokens, self.vocabulary.max_ind_range)
         ids = look_up(tokens, rows, self.tables, reserved=self.vocabulary.reserved)
         for f, slots in self.vocabulary.hashed.items():
@@ -37,7 +39,15 @@ class Encoder:
                 f"{self.vocabulary.path.name}, and dlrm order has no id for unseen tokens; use a "
                 "vocabulary in frequency order"
             )
-        return ids
+        return np.delete(ids, keyed, axis=0) if (keyed := self.vocabulary.keyed) else ids
+
+    def keys(self, rows: Rows) -> np.ndarray:
+        """Keys int64 (keyed, rows): the tokens, which are 64-bit hashes."""
+        found = np.empty((len(self.vocabulary.keyed), rows.rows), np.uint64)
+        for f, keys in zip(self.vocabulary.keyed, found, strict=True):
+            missing, _ = rows.missing_bit(f)
+            keys[:] = np.where(missing, MISSING_KEY, np.where(rows.tokens[f] == 0, KEY_OF_ZERO, rows.tokens[f]))
+        return found.view(np.int64)
 
 
 def in_memory(vocabulary: Vocabulary) -> Encoder:

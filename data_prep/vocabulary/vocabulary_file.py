@@ -24,7 +24,7 @@ from data_prep.vocabulary.lookup import lookup_table
 from data_prep.vocabulary.scan import Spill
 from ssmpi.core.errors import DamageError, DataError
 from ssmpi.data import hdf5_file
-from ssmpi.data.features import CRITEO
+from ssmpi.data.features import CRITEO, expected_collisions
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
@@ -157,13 +157,19 @@ def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attribut
             group.create_dataset("token", data=merged.tokens, dtype="<u8" if "features" in attributes else "<u4")
             if attributes["id_order"] == FREQUENCY:
                 group.create_dataset("count", data=merged.counts, dtype="<i8")
-            tokens = attributes.get("hashed", {}).get(name, len(merged.tokens))
-            cardinalities.append(tokens + (RESERVED_IDS if attributes["id_order"] == FREQUENCY else 0))
+            cardinalities.append(_cardinality(name, len(merged.tokens), attributes))
             sizes.append(merged.sizes)
         if max(cardinalities) >= 2**31:
             raise DataError("more than 2**31 ids for one feature: use --max-ind-range or --min-count")
         body = {"format": FORMAT, "version": VERSION, "cardinalities": cardinalities, "sizes": sizes, **attributes}
         out.attrs["about"] = json.dumps(body)
+
+
+def _cardinality(name: str, tokens: int, about: Mapping[str, Any]) -> int:
+    """The ids of a feature with so many tokens, the reserved ones included; 0 if it has keys."""
+    if name in about.get("keyed", ()):
+        return 0
+    return about.get("hashed", {}).get(name, tokens) + (RESERVED_IDS if about["id_order"] == FREQUENCY else 0)
 
 
 @dataclass(frozen=True)
@@ -188,6 +194,16 @@ class Vocabulary:
     def hashed(self) -> dict[int, int]:
         """The ranges of features without a vocabulary."""
         return {f: self.about["hashed"][n] for f, n in enumerate(self.names) if n in self.about.get("hashed", {})}
+
+    @property
+    def keyed(self) -> list[int]:
+        """The features that have keys in place of ids, by number."""
+        return [self.names.index(name) for name in self.about.get("keyed", ())]
+
+    @property
+    def counted(self) -> list[int]:
+        """The features whose tokens have ids of their own, by number."""
+        return [f for f in range(len(self.names)) if f not in self.hashed and f not in self.keyed]
 
     @property
     def reserved(self) -> bool:
@@ -229,14 +245,13 @@ def read_vocabulary(path: Path) -> Vocabulary:
     try:
         with h5py.File(path, "r", locking=False) as file:
             about = json.loads(file.attrs["about"])
-            names, hashed = about.get("features", CRITEO.sparse), about.get("hashed", {})
-            lengths = [hashed.get(name, len(file[name]["token"])) for name in names]
+            names = about.get("features", CRITEO.sparse)
+            expected = [_cardinality(name, len(file[name]["token"]), about) for name in names]
         found = (about["format"], about["version"])
         if found != (FORMAT, VERSION):
             raise DamageError(path, f"format {found}, this program reads {(FORMAT, VERSION)}", "make it again")
         vocabulary = Vocabulary(path, about["id_order"], about["max_ind_range"], about["cardinalities"], about)
-        reserved = RESERVED_IDS if vocabulary.reserved else 0
-        if vocabulary.cardinalities != [n + reserved for n in lengths]:
+        if vocabulary.cardinalities != expected:
             raise DamageError(path, "damaged: cardinalities do not agree with the tokens", "make it again")
     except DamageError:
         raise
@@ -245,12 +260,29 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return vocabulary
 
 
-def size_table(vocabulary: Vocabulary) -> str:
-    """The numbers of ids (reserved ones included) that the stated min-counts would give, as text."""
+def described(vocabulary: Vocabulary, rows: int) -> str:
+    """What the features of so many rows have, as text: ids (reserved ones included), as many as the stated min-counts
+    would give; hashes; keys, with the collisions to expect.
+    """
+    lines = [_size_table(vocabulary)] if vocabulary.counted else []
+    hashed = [f"{vocabulary.names[f]} ({slots:,} ids)" for f, slots in vocabulary.hashed.items()]
+    if hashed:
+        lines.append(f"hashed: {', '.join(hashed)}")
+    if vocabulary.keyed:
+        names = ", ".join(vocabulary.names[f] for f in vocabulary.keyed)
+        lines.append(
+            f"64-bit keys: {names}; of n different tokens n (n - 1) / 2^65 pairs are expected to share one: "
+            f"{expected_collisions(rows):.2g}, if all {rows:,} rows had others"
+        )
+    return "\n".join(lines)
+
+
+def _size_table(vocabulary: Vocabulary) -> str:
     if not vocabulary.reserved:
         total = sum(vocabulary.cardinalities)
         return f"ids in order of first appearance: {total:,} in all\n" + ", ".join(map(str, vocabulary.cardinalities))
     head = "ids per feature   " + "".join(f"{'min-count ' + str(c):>15}" for c in STATED_MIN_COUNTS)
     sizes = np.array(vocabulary.about["sizes"]).reshape(len(vocabulary.names), -1) + RESERVED_IDS
-    lines = [f"  {n:<16}" + "".join(f"{s:>15,}" for s in row) for n, row in zip(vocabulary.names, sizes, strict=True)]
+    sizes, names = sizes[vocabulary.counted], [vocabulary.names[f] for f in vocabulary.counted]
+    lines = [f"  {n:<16}" + "".join(f"{s:>15,}" for s in row) for n, row in zip(names, sizes, strict=True)]
     return "\n".join([head, *lines, f"  {'all':<16}" + "".join(f"{s:>15,}" for s in sizes.sum(axis=0))])

@@ -132,7 +132,8 @@ class DataOrigin:
 def described(features: Features) -> str:
     """Features in words, shortened for messages."""
     dense, sparse = features.dense, features.sparse
-    return f"{len(dense)} dense, {shown(dense)}; {len(sparse)} sparse, {shown(sparse)}"
+    keyed = f"; {len(features.keyed)} with keys, {shown(features.keyed)}" if features.keyed else ""
+    return f"{len(dense)} dense, {shown(dense)}; {len(sparse)} sparse, {shown(sparse)}{keyed}"
 
 
 def shown(names: Sequence[str]) -> str:

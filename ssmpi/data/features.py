@@ -11,6 +11,13 @@ from ssmpi.core.errors import DataError
 POOLINGS = ("sum", "mean")
 
 
+def expected_collisions(tokens: int) -> float:
+    """How many pairs of so many different tokens are expected to share a 64-bit key: of n (n - 1) / 2 pairs each does
+    with probability 2^-64.
+    """
+    return tokens * (tokens - 1) / 2**65
+
+
 @dataclass(frozen=True)
 class ListOptions:
     """A sparse feature with a list of ids in each row, which may be empty. Its vector is the ``pooling`` (sum or mean)

@@ -52,6 +52,8 @@ DTYPES = {
 
 MISSING_ID = 0
 RARE_ID = 1
+MISSING_KEY = 0
+KEY_OF_ZERO = 1  # of a token whose hash is 0
 
 MAKE = "make one of raw files with 'ssmpi-prepare criteo RAW --output FOLDER'"
 MAKE_AGAIN = "prepare the data again with --overwrite, or put a whole copy here"

@@ -14,7 +14,7 @@ from ssmpi.core.errors import DataError
 from ssmpi.core.row_layout import RowLayout
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
-from ssmpi.data.features import CRITEO, Features
+from ssmpi.data.features import CRITEO, Features, expected_collisions
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import wire
@@ -104,11 +104,10 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
 def _keyed(config: Config, placement: Placement, features: Features) -> list[str]:
     """About the dynamic tables among them, at their limit."""
     dynamic, maps = config.embedding.dynamic, key_memory(config, placement)
-    collisions = dynamic.keys**2 / 2**65  # pairs of keys, each equal in one of 2^64 cases
     return [
         f"  dynamic: {', '.join(features.keyed)}: up to {dynamic.keys:,} keys each, all counted above; their maps "
         f"take {in_units(maps)} of each PS more",
-        f"  of so many tokens {collisions:.2g} pairs are expected to share a 64-bit key",
+        f"  of so many tokens {expected_collisions(dynamic.keys):.2g} pairs are expected to share a 64-bit key",
     ]
 
 

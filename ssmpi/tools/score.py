@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from ssmpi.metrics.display import describe
 from ssmpi.model.hierarchy_options import HierarchyOptions
 from ssmpi.recovery.start import Start
 from ssmpi.roles.embedding_ps import serve_embeddings
+
+if TYPE_CHECKING:
+    from data_prep.table.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def predict(run: Path, source: ScoringInput, file: Path) -> int:
         model_files.check(job, saved.folder)
         if source.schema:
             folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent))
-            source = prepared_table(source, Path(folder))
+            source = prepared_table(source, saved.origin, Path(folder))
         from ssmpi.roles.scorer import Scorer
 
         scorer = Scorer(saved.config, World(job, saved.config.topology), saved.folder)
@@ -150,13 +154,8 @@ def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple
         saved.origin.check(source.prepared, reader.manifest)
         reader.check()
         return saved, source
-    if keyed := saved.origin.features.keyed:
-        raise DataError(
-            f"{source.path}: raw files have no keys, and this model was trained on those of {', '.join(keyed)}: name a "
-            "prepared folder of the same features"
-        )
     if source.schema:
-        check_schema(source.schema, saved.origin)
+        table_schema(source.schema, saved.origin)
     elif saved.origin.features != CRITEO:
         raise DataError(
             f"{source.path}: raw files are read as Criteo's rows, and this model was trained on other features "
@@ -167,25 +166,29 @@ def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple
     return saved, dataclasses.replace(source, vocabulary=saved.origin.check_vocabulary(vocabulary))
 
 
-def check_schema(path: Path, origin: DataOrigin) -> None:
-    """DataError if a schema names other features than those that a model was trained on."""
+def table_schema(path: Path, origin: DataOrigin) -> Schema:
+    """A schema with keys where a model has them, as ``ssmpi-prepare table --hash`` may have made its data; DataError if
+    it names other features.
+    """
     from data_prep.table.schema_file import read_schema
 
-    if (features := read_schema(path).features) != origin.features:
+    schema = read_schema(path).with_keys(origin.features.keyed)
+    if schema.features != origin.features:
         raise DataError(
-            f"{path}: other features ({described(features)}) than the data this model was trained on "
+            f"{path}: other features ({described(schema.features)}) than the data this model was trained on "
             f"({described(origin.features)}): name the schema that it was prepared with"
         )
+    return schema
 
 
-def prepared_table(source: ScoringInput, folder: Path) -> ScoringInput:
-    """The rows of a table as a prepared split in an empty ``folder``."""
+def prepared_table(source: ScoringInput, origin: DataOrigin, folder: Path) -> ScoringInput:
+    """The rows of a table as a prepared split in an empty ``folder``, for a model that belongs to ``origin``."""
     from data_prep.table.command import prepare_to_score
 
     assert source.schema
     assert source.vocabulary
     with contextlib.redirect_stdout(sys.stderr):  # how preparation goes on is no result
-        prepare_to_score(source.schema, source.path, source.vocabulary, folder)
+        prepare_to_score(table_schema(source.schema, origin), source.path, source.vocabulary, folder)
     return ScoringInput(folder, "test", None)
 
 
