@@ -72,7 +72,7 @@ def _run(parsed: argparse.Namespace, ranks: Ranks) -> int:
         from data_prep.table import command
 
         if parsed.guess:
-            ranks.first(lambda: command.write_guess(parsed.schema, parsed.raw))
+            ranks.first(lambda: command.write_guess(parsed.schema, parsed.raw, hashed=parsed.hash))
             return 0
         if parsed.output is None:
             raise UserError("--output is missing: name the folder of the prepared data set")
@@ -173,7 +173,8 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     add(
         "--hash",
         action="store_true",
-        help="64-bit keys of all categorical columns, for dynamic tables: no vocabulary is made (jobs/guide/data.md)",
+        help="64-bit keys of all categorical columns, for dynamic tables: no vocabulary is made (jobs/guide/data.md); "
+        "with --guess, write so in the schema",
     )
     _add_common(parser, output=False)
     add(

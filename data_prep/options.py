@@ -86,14 +86,14 @@ class PrepareOptions:
         """The bound of the token tables of pass 1: writing them sorted takes up to twice their size in addition."""
         return max(LEAST_TABLE_BYTES, (self.memory_bytes - BASE_BYTES) // 3)
 
-    def memory_bound(self, rows: int, features: Features) -> int:
-        """The maximum of private bytes per rank in either pass, assuming the shortest possible rows; sorting a
-        vocabulary has a separate bound.
+    def memory_bound(self, rows: int, features: Features, *, counting: bool) -> int:
+        """The maximum of private bytes per rank in either pass, assuming the shortest possible rows; ``counting``
+        tokens. Sorting a vocabulary has a separate bound.
         """
         packed = most_packed_bytes(features)
         piece = self.piece_bytes // (len(features.dense) + len(features.sparse)) * (packed + 16)
         shard = min(self.shard_rows, rows) * (packed + shard_row_bytes(features) + 8)
-        return BASE_BYTES + max(3 * self.table_bytes, piece, shard)
+        return BASE_BYTES + max(3 * self.table_bytes * counting, piece, shard)
 
     def ordering_bound(self, rows: int) -> int:
         """The maximum of private bytes for sorting the vocabulary of one feature of ``rows`` rows."""

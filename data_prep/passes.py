@@ -1,4 +1,6 @@
-"""The two passes of every preparation, from raw files to the manifest."""
+"""The passes of every preparation, from raw files to the manifest. Both read the raw files, unless nothing has to be
+known of all rows before one can be packed: then the first keeps packed rows for the second.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,18 @@ from data_prep.preparation import Piece, Preparation, RawSource
 from data_prep.progress import ProgressBar, say
 from data_prep.ranks import Ranks, RawDataError
 from data_prep.raw.sources import CHANGED, whole_digest
+from data_prep.scratch import Scratch
 from data_prep.shards.gather import write_shards
 from data_prep.shards.needs import announce, check_space_again, gigabytes
 from data_prep.shards.output_folder import WHOLE, OutputFolder
-from data_prep.shards.packing import row_bytes, widths
+from data_prep.shards.packer import Keeper, Packer
+from data_prep.shards.packing import widths
 from data_prep.shards.provenance import data_set_id, make_manifest, summary
 from data_prep.shards.scatter import place, scatter
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.splits import Ranges, split_rows
 from data_prep.vocabulary.encoding import shared
-from data_prep.vocabulary.fit import fit_vocabulary, training_rows
+from data_prep.vocabulary.fit import fit_vocabulary, training_rows, unfitted_vocabulary
 from data_prep.vocabulary.scan import FIT, SCAN, ScanResult, every_row, scan
 from data_prep.vocabulary.vocabulary_file import Vocabulary, described, read_vocabulary
 from ssmpi.core.errors import DataError
@@ -56,23 +60,25 @@ def run(open_job: Callable[[], Preparation]) -> Manifest:
 
 
 def _make(job: Preparation) -> Manifest:
-    """The two passes, from raw text to the manifest."""
+    """Both passes, from raw text to the manifest."""
     options, ranks = job.options, job.ranks
-    found = _first_scan(job)
+    packer = None if job.awaits else _packer(job, unfitted_vocabulary(job) if job.fitting else _given_vocabulary(job))
+    found = _first_pass(job, packer)
     job.format.check(found.records, job.sources, fitting=job.fitting)
     ranges = _split(job, found)
-    vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
+    if packer is None:
+        vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
+        packer = _packer(job, vocabulary, found)
+    vocabulary = packer.encoder.vocabulary
     say(ranks, described(vocabulary, sum(record.rows for record in found.records)))
-    largest = job.format.largest([record.largest for record in found.records])
-    wide = widths(vocabulary.cardinalities, job.format.features.key_columns, largest)
-    ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
+    ranks.first(lambda: check_space_again(job, found, vocabulary, packer.row_bytes))
 
     layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
     placed = place(found.records, job.format.splits_rows)
-    scatter(job, placed, shared(job, vocabulary), layout, wide)
+    scatter(job, placed, packer, layout)
     common = {"data_set": data_set, "cardinalities": vocabulary.cardinalities}
-    written = write_shards(job, placed, layout, wide, common)
+    written = write_shards(job, placed, layout, packer.wide, common)
 
     manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
     ranks.first(lambda: str(write_manifest(options.output, manifest)))
@@ -80,8 +86,12 @@ def _make(job: Preparation) -> Manifest:
     return manifest
 
 
-def _first_scan(job: Preparation) -> ScanResult:
-    """Check all rows, and count those that the vocabulary is fitted on, as far as they are known before."""
+def _first_pass(job: Preparation, packer: Packer | None) -> ScanResult:
+    """Check all rows; keep them if they can be packed, else count those that the vocabulary is fitted on, as far as they
+    are known before.
+    """
+    if packer:
+        return scan(job, SCAN, "check and encode", None, Keeper(job.work, packer, Scratch()).open)
     if not job.fitting:
         return scan(job, SCAN, "pass 1: check", None)
     if job.options.fit_on == "all" or job.format.splits_rows:
@@ -96,6 +106,13 @@ def _first_scan(job: Preparation) -> ScanResult:
         if expected != (record.key, record.rows):
             raise RawDataError(CHANGED.format(job.sources[record.source].path))
     return found
+
+
+def _packer(job: Preparation, vocabulary: Vocabulary, found: ScanResult | None = None) -> Packer:
+    """How rows are packed; ``found``: of them, where that says how large their values are."""
+    largest = job.format.largest([record.largest for record in found.records] if found else [])
+    wide = widths(vocabulary.cardinalities, job.format.features.key_columns, largest)
+    return Packer(shared(job, vocabulary), job.format, wide)
 
 
 def compare_views(sources: list[RawSource], ranks: Ranks) -> None:

@@ -184,8 +184,14 @@ class RowFormat(ABC):
         """
 
     def hash_range(self, feature: int) -> int:
-        """The number of ids of a feature whose tokens are hashed instead of counted; 0 for others."""
+        """The range of a feature whose tokens are hashed instead of counted; 0 for others."""
         return 0
+
+    @abstractmethod
+    def awaits(self, *, fitting: bool) -> list[str]:
+        """What has to be known of all rows before any can be packed, for people; empty if nothing. ``fitting`` a
+        vocabulary rather than given one.
+        """
 
 
 @dataclass
@@ -208,6 +214,16 @@ class Preparation:
     def fitting(self) -> bool:
         """Whether the vocabulary is fitted on these files rather than given."""
         return self.options.vocabulary is None
+
+    @property
+    def awaits(self) -> list[str]:
+        """What has to be known of all rows before any can be packed; else the raw files are read once."""
+        return self.format.awaits(fitting=self.fitting)
+
+    @property
+    def counting(self) -> bool:
+        """Whether tokens of any feature are counted."""
+        return self.fitting and not all(self.format.hash_range(f) for f in range(len(self.format.features.sparse)))
 
     def deal(self) -> list[Unit]:
         """This rank's units: each unit, largest first, is assigned to the rank with the least to read.

@@ -70,6 +70,10 @@ class CriteoFormat(RowFormat):
         """From the first MiB."""
         return estimated_lines(source)
 
+    def awaits(self, *, fitting: bool) -> list[str]:
+        """The vocabulary, and how many bytes integers need."""
+        return ["the vocabulary"] * fitting + ["the largest integers"]
+
     def largest(self, found: Sequence[Sequence[int]]) -> list[int]:
         """The largest integer of each column."""
         return np.max(found, axis=0).tolist()

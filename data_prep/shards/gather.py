@@ -98,7 +98,7 @@ def write_shards(
         with Publisher() as publisher:
             collector = Collector(job.work, job.format, placed, starts, wide, publisher)
             mine = _named(targets, collector)[job.ranks.rank :: job.ranks.size]
-            with ProgressBar(job.ranks, "pass 2: shards", len(mine), " shards") as progress:
+            with ProgressBar(job.ranks, "shards", len(mine), " shards") as progress:
                 for target, file in mine:
                     attributes = common | _attributes(target, layout, job.format.transform)
                     written.append((target.index, _finish(job, collector, target, file, attributes)))

@@ -24,28 +24,43 @@ def announce(job: Preparation) -> None:
     kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
     size = gigabytes(sum(source.size for source in job.sources))
     print(f"{len(job.sources)} raw files, {size}, about {rows:,} rows, {kind}, {job.ranks.size} ranks")
-    if job.fitting and options.fit_on == "all" and job.identity["split"] != "none":
+    print(_plan(job))
+    if job.counting and options.fit_on == "all" and job.identity["split"] != "none":
         print(
             "vocabulary: from all rows, those of validation and test too, as facebookresearch/dlrm has it; with "
             "--fit-on train tokens that only they have become id 1 (rare)"
         )
-    bound = options.memory_bound(rows, job.format.features)
+    bound = options.memory_bound(rows, job.format.features, counting=job.counting)
+    tables = f" ({gigabytes(options.table_bytes)} of token tables)" if job.counting else ""
     print(
-        f"memory: at most {gigabytes(bound)} private per rank ({gigabytes(options.table_bytes)} of token tables); "
-        "lookup tables are mapped from files, shared by the ranks of a host"
+        f"memory: at most {gigabytes(bound)} private per rank{tables}; lookup tables are mapped from files, shared by "
+        "the ranks of a host"
     )
-    if job.fitting and (ordering := options.ordering_bound(rows)) > bound:
+    if job.counting and (ordering := options.ordering_bound(rows)) > bound:
         print(
             f"memory: ordering a vocabulary takes {ORDERING_BYTES} bytes per token of the largest feature: at most "
             f"{gigabytes(ordering)}, if no token of it came twice; --max-ind-range bounds it"
         )
     if (options.output / MANIFEST_NAME).is_file() and not options.overwrite:
         return  # whole, or refused: nothing will be written
-    output, temporary = _disk_need(job, rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows)
+    output, temporary = _disk_need(job, rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows * job.counting)
     free = _check_space(options.output, output + temporary)
     print(
         f"disk: about {gigabytes(output)} of output and {gigabytes(temporary)} of temporary files; {free}", flush=True
     )
+
+
+def _plan(job: Preparation) -> str:
+    """How often the raw files are read, and why."""
+    if not job.awaits:
+        return "passes: the files are read once; nothing has to be known of all rows before they can be encoded"
+    why = ", ".join(job.awaits)
+    if job.fitting and job.options.fit_on == "train" and not job.format.splits_rows:
+        return (
+            f"passes: the files are read three times: to count rows, which says which are trained on; for {why}; to "
+            "encode"
+        )
+    return f"passes: the files are read twice: for {why}; to encode"
 
 
 def _refuse_crumbs(job: Preparation, rows: int) -> None:

@@ -73,6 +73,16 @@ def pack(columns: Columns, wide: np.ndarray, shards: np.ndarray, at: np.ndarray,
 
 
 @njit(cache=True, nogil=True)
+def group(rows: np.ndarray, shards: np.ndarray, at: np.ndarray, out: np.ndarray) -> None:
+    """As ``pack``, of ``rows`` uint8 (n, row_bytes) that are packed already."""
+    for i in range(shards.size):
+        row = out[at[shards[i]]]
+        at[shards[i]] += 1
+        for byte in range(rows.shape[1]):
+            row[byte] = rows[i, byte]
+
+
+@njit(cache=True, nogil=True)
 def unpack(packed: np.ndarray, order: np.ndarray, wide: np.ndarray, columns: Columns, floats: bool) -> int:
     """Unpack rows: row i of ``columns`` is the packed row ``order[i]``.
 

@@ -1,4 +1,5 @@
-"""Pass 2, first half: encode every piece and write its packed rows grouped by shard.
+"""Pass 2, first half: encode every piece, unless that was done when it was read, and write its packed rows grouped by
+shard.
 
 A grouped piece is written once. It is not flushed to disk, which would take longer than computing it again: after a
 crash its checksum shows whether it is intact, and a restarted job continues with the next piece.
@@ -14,18 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import save_array
-from data_prep.preparation import OpenPiece, Piece, Preparation, RowFormat, Rows
+from data_prep.preparation import OpenPiece, Piece, Preparation, Unit
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
 from data_prep.raw.sources import CHANGED
 from data_prep.scratch import Scratch
-from data_prep.shards.packing import pack, row_bytes
+from data_prep.shards.packer import KeptPiece, Packer, file_crc
+from data_prep.shards.packing import group
 from data_prep.shards.shard_layout import ShardLayout
-from data_prep.vocabulary.encoding import Encoder
 from data_prep.vocabulary.scan import PieceRecord
 from ssmpi.files import atomic_file
-
-READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,7 @@ class PlacedPiece:
         path, index = self.path(work), self.path(work).with_suffix(".npy")
         if not (path.is_file() and index.is_file()):
             return False
-        checksum = 0
-        with path.open("rb") as file:
-            while part := file.read(READ_BYTES):
-                checksum = zlib.crc32(part, checksum)
-        return checksum == int(np.load(index)[0])
+        return file_crc(path) == int(np.load(index)[0])
 
 
 def place(records: list[PieceRecord], by_split: bool) -> list[PlacedPiece]:
@@ -83,78 +78,101 @@ def place(records: list[PieceRecord], by_split: bool) -> list[PlacedPiece]:
     return [PlacedPiece(record, tuple(first)) for record, first in zip(records, firsts.tolist(), strict=True)]
 
 
-def shards_of(rows: Rows, first: int, by_split: list[np.ndarray], used: list[int]) -> np.ndarray:
-    """The shards int32 (rows,) of the rows from row ``first`` of a piece on; ``used``: rows of each split before."""
-    if rows.split is None:
-        return by_split[0][first : first + rows.rows]
-    out = np.empty(rows.rows, dtype=np.int32)
-    for s, shards in enumerate(by_split):
-        chosen = rows.split == s
-        count = int(np.count_nonzero(chosen))
-        out[chosen] = shards[used[s] : used[s] + count]
-        used[s] += count
-    return out
-
-
-@dataclass(frozen=True)
-class Done:
-    """The pieces that need not be read; the owner of a piece checks once whether it is on disk."""
-
-    work: Path
-    placed: Mapping[Piece, PlacedPiece]
-
-    def __contains__(self, piece: object) -> bool:
-        one = self.placed.get(piece)  # type: ignore[call-overload]
-        return one is not None and (one.record.rows == 0 or one.saved(self.work))
-
-
 @dataclass(frozen=True)
 class Destination:
-    """The destination of rows, and the progress bar. ``wide``: the widths of packed columns."""
+    """The destination of rows, and the progress bar."""
 
     work: Path
-    of: RowFormat
+    packer: Packer
     layout: ShardLayout
-    wide: np.ndarray
     progress: ProgressBar
     scratch: Scratch
 
 
-def scatter(
-    job: Preparation, placed: list[PlacedPiece], encoder: Encoder, layout: ShardLayout, wide: np.ndarray
-) -> None:
-    """Write the grouped pieces that do not exist yet, with columns of ``wide`` bytes."""
+class Grouping:
+    """The rows of a piece on their way to their shards. ``at`` int64 (shards,): the place in ``out`` uint8 (rows,
+    row_bytes) of the next row of each shard.
+    """
+
+    def __init__(self, placed: PlacedPiece, placement: Destination) -> None:
+        self._placed, self._work = placed, placement.work
+        self._by_split = placed.shards(placement.layout)
+        counts = np.bincount(np.concatenate(self._by_split), minlength=len(placement.layout.targets()))
+        self._offsets = np.concatenate([[0], np.cumsum(counts)])
+        self.at, self.rows, self._used = self._offsets[:-1].copy(), 0, [0] * len(self._by_split)
+        self.out = placement.scratch.array("packed", (placed.record.rows, placement.packer.row_bytes), np.uint8)
+
+    def next_shards(self, rows: int, split: np.ndarray | None) -> np.ndarray:
+        """The shards int32 (rows,) of the next rows; ``split``: uint8 (rows,), if rows say theirs."""
+        first, self.rows = self.rows, self.rows + rows
+        if split is None:
+            return self._by_split[0][first : self.rows]
+        found = np.empty(rows, dtype=np.int32)
+        for s, shards in enumerate(self._by_split):
+            chosen = split == s
+            count = int(np.count_nonzero(chosen))
+            found[chosen] = shards[self._used[s] : self._used[s] + count]
+            self._used[s] += count
+        return found
+
+    def save(self) -> None:
+        """Write the grouped rows."""
+        self._placed.save(self._work, self.out, self._offsets.astype(np.uint32))
+
+
+def scatter(job: Preparation, placed: list[PlacedPiece], packer: Packer, layout: ShardLayout) -> None:
+    """Write the grouped pieces that do not exist yet, of rows that the first pass has kept or of raw ones."""
     by_key = {p.record.key: p for p in placed}
+    title = "pass 2: encode" if job.awaits else "group"
 
     def body() -> None:
         mine = job.deal()
-        with ProgressBar(job.ranks, "pass 2: encode", sum(unit.bytes for unit in mine), "B") as progress:
-            placement = Destination(job.work, job.format, layout, wide, progress, Scratch())
+        with ProgressBar(job.ranks, title, sum(unit.bytes for unit in mine), "B") as progress:
+            placement = Destination(job.work, packer, layout, progress, Scratch())
             for unit in mine:
-                for opened in job.format.open_pieces(job, unit, Done(job.work, by_key)):
+                pieces = _pieces(unit, by_key)
+                done = {p.record.key for p in pieces if _done(p, placement)}
+                if pieces and len(done) == len(pieces):
+                    progress.advance(unit.bytes, 0)
+                    continue
+                for opened in job.format.open_pieces(job, unit, done):
                     if opened.piece not in by_key:
                         raise RawDataError(CHANGED.format(opened.source.path))
-                    _scatter_piece(opened, by_key[opened.piece], encoder, placement)
+                    _scatter_piece(opened, by_key[opened.piece], placement)
 
     job.ranks.together(body)
 
 
-def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, encoder: Encoder, placement: Destination) -> None:
-    rows = placed.record.rows
-    by_split = placed.shards(placement.layout)
-    used = [0] * len(by_split)
-    counts = np.bincount(np.concatenate(by_split), minlength=len(placement.layout.targets()))
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    at, row = offsets[:-1].copy(), 0
-    out = placement.scratch.array("packed", (rows, row_bytes(placement.wide)), np.uint8)
+def _pieces(unit: Unit, by_key: Mapping[Piece, PlacedPiece]) -> list[PlacedPiece]:
+    if unit.piece is None:
+        return [placed for (source, _), placed in by_key.items() if source == unit.source.index]
+    found = by_key.get((unit.source.index, unit.piece))
+    return [found] if found else []
+
+
+def _done(placed: PlacedPiece, placement: Destination) -> bool:
+    """Whether a piece need not be read: it is grouped, or has been kept and is grouped now."""
+    if placed.record.rows == 0 or placed.saved(placement.work):
+        return True
+    kept = KeptPiece(placement.work, placed.record.key, placement.packer.row_bytes)
+    if not kept.intact(placed.record.rows):
+        return False
+    grouping = Grouping(placed, placement)
+    for rows, split in kept.blocks():
+        group(rows, grouping.next_shards(len(rows), split), grouping.at, grouping.out)
+    grouping.save()
+    kept.remove()
+    return True
+
+
+def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, placement: Destination) -> None:
+    grouping, rows = Grouping(placed, placement), placed.record.rows
     for block, read in opened.blocks():
-        if row + block.rows > rows:
+        if grouping.rows + block.rows > rows:
             raise RawDataError(CHANGED.format(opened.source.path))
-        integers = placement.of.packed(block, encoder.vocabulary.about)
-        columns = (encoder.ids(block), encoder.keys(block), integers, block.label)
-        pack(columns, placement.wide, shards_of(block, row, by_split, used), at, out)
-        row += block.rows
+        shards = grouping.next_shards(block.rows, block.split)
+        placement.packer.pack(block, shards, grouping.at, grouping.out)
         placement.progress.advance(read, block.rows)
-    if row != rows or opened.digest != placed.record.digest:
+    if grouping.rows != rows or opened.digest != placed.record.digest:
         raise RawDataError(CHANGED.format(opened.source.path))
-    placed.save(placement.work, out, offsets.astype(np.uint32))
+    grouping.save()

@@ -26,6 +26,7 @@ from ssmpi.data.schema import Manifest
 from ssmpi.files import atomic_file
 
 PARQUET = b"PAR1"
+OF_HASHES = "of hashes alone"  # a vocabulary that depends on no row
 
 
 def prepare(
@@ -67,6 +68,7 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
     options, base = ranks.first(lambda: extension.opened(options, partial(_check_columns, schema)))
     sources = ranks.together(lambda: open_sources(files))
     compare_views(sources, ranks)
+    _refuse_without_vocabulary(schema, options)
     form = ranks.together(lambda: _format(schema, sources, options))
     given = options.vocabulary
     checksum = ranks.first(lambda: _vocabulary(given, schema)) if given is not None else None
@@ -82,11 +84,27 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
             "split": kind,
             "split_name": options.split_name or ("train" if labelled else "test"),
             "labelled": labelled,
-            "vocabulary": checksum,
+            "vocabulary": checksum or (None if form.awaits(fitting=True) else OF_HASHES),
         }
         | base
     )
     return Preparation(options, ranks, sources, labelled, form, identity)
+
+
+def _refuse_without_vocabulary(schema: Schema, options: PrepareOptions) -> None:
+    """UserError for options of vocabularies if all categorical columns are hashed."""
+    if not all(column.hash for column in schema.categorical.values()):
+        return
+    if options.min_count > 1:
+        raise UserError(
+            f"--min-count {options.min_count}: all categorical columns are hashed, and nothing is counted: leave it "
+            "out; embedding.dynamic.admit_after keeps rare keys out"
+        )
+    if options.extend_vocabulary and not any(column.transform == "standardize" for column in schema.dense.values()):
+        raise UserError(
+            "--extend-vocabulary: all categorical columns are hashed, and hashes are the same in every data set: leave "
+            "it out"
+        )
 
 
 def _format(schema: Schema, sources: list[RawSource], options: PrepareOptions):  # type: ignore[no-untyped-def]  # noqa: ANN202
@@ -101,11 +119,13 @@ def _format(schema: Schema, sources: list[RawSource], options: PrepareOptions): 
     return (ParquetTable if kinds[0] else TextTable)(schema, sources, options.seed, options.fit_on == "train")
 
 
-def write_guess(schema: Path, files: Sequence[Path]) -> None:
-    """Write a schema from the first rows of the first file. UserError if there is such a file already."""
+def write_guess(schema: Path, files: Sequence[Path], *, hashed: bool = False) -> None:
+    """Write a schema from the first rows of the first file, ``hashed`` with keys of all categorical columns. UserError
+    if there is such a file already.
+    """
     if schema.exists():
         raise UserError(f"{schema}: exists, and would be lost; give another --schema, or remove it")
-    atomic_file.write(schema, _load("guess").guess(open_sources(files)[0]))
+    atomic_file.write(schema, _load("guess").guess(open_sources(files)[0], hashed=hashed))
     print(f"{schema}: look at every line, then start again without --guess and with --output")
 
 

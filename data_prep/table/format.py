@@ -10,7 +10,7 @@ import numpy as np
 from data_prep.preparation import RawSource, RowFormat, Rows
 from data_prep.ranks import RawDataError
 from data_prep.table.rows import RowBuilder, TableRows
-from data_prep.table.schema import KEYS, Schema
+from data_prep.table.schema import KEYS, Schema, some
 
 
 class TableFormat(RowFormat):
@@ -33,6 +33,13 @@ class TableFormat(RowFormat):
     def hash_range(self, feature: int) -> int:
         """That of the schema."""
         return self.schema.categorical[self.features.sparse[feature]].hash
+
+    def awaits(self, *, fitting: bool) -> list[str]:
+        """Vocabularies, means and deviations, by column."""
+        counted = [name for name, column in self.schema.categorical.items() if not column.hash]
+        scaled = [name for name, column in self.schema.dense.items() if column.transform == "standardize"]
+        what = {"the vocabulary of": counted, "mean and deviation of": scaled}
+        return [f"{text} {some(names, 3)}" for text, names in what.items() if names and fitting]
 
     def largest(self, found: Any) -> list[int]:
         """All bits of float32."""

@@ -33,8 +33,8 @@ class Sample:
     settings: list[str]
 
 
-def guess(source: RawSource) -> str:
-    """A schema in TOML."""
+def guess(source: RawSource, *, hashed: bool) -> str:
+    """A schema in TOML; ``hashed``: with keys of all categorical columns."""
     with source.path.open("rb") as file:
         binary = file.read(4) == b"PAR1"
     sample = _of_parquet(source.path) if binary else _of_text(source)
@@ -44,7 +44,7 @@ def guess(source: RawSource) -> str:
     for name in names:
         if name in (time, label.split(" ")[0] if label else None):
             continue
-        kind, line = _column(name, sample.rows[name])
+        kind, line = _column(name, sample.rows[name], hashed=hashed)
         found[kind].append(line)
     lines = [f"# Guessed from the first {sample.rows.num_rows:,} rows of {source.name}: look at every line."]
     lines.append(
@@ -128,7 +128,7 @@ def _dates(column: pa.ChunkedArray) -> list[str]:
     return [each.as_py().replace(tzinfo=None).isoformat() for each in chosen]
 
 
-def _column(name: str, column: pa.ChunkedArray) -> tuple[str, str]:
+def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, str]:
     """``dense``, ``categorical`` or ``unused``, and the line of one column."""
     kind, key = column.type, name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
     if pa.types.is_dictionary(kind):
@@ -136,14 +136,17 @@ def _column(name: str, column: pa.ChunkedArray) -> tuple[str, str]:
     if column.null_count == len(column) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
         return "unused", f"# {key}: {kind}, left out"
     values = pc.count_distinct(column).as_py()
+    scaled = "; takes a pass over the files, none and log1p do not" * hashed
     if pa.types.is_floating(kind):
-        return "dense", f'{key} = "standardize"  # {values:,} values'
+        return "dense", f'{key} = "standardize"  # {values:,} values{scaled}'
     if pa.types.is_integer(kind) and values > FEW and not re.search(r"(^|_)id$|user|item", name.lower()):
         transform = "log1p" if pc.min(column).as_py() >= 0 else "standardize"
-        return "dense", f'{key} = "{transform}"  # {values:,} values'
+        return "dense", f'{key} = "{transform}"  # {values:,} values{scaled * (transform == "standardize")}'
     integer = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-    settings = f'type = "{"integer" if integer else "string"}"' + ", min_count = 2" * (values > MANY)
-    return "categorical", f"{key} = {{ {settings} }}  # {values:,} values"
+    rare = ", hash = true" if hashed else ", min_count = 2" if values > MANY else ""
+    more = "" if hashed or not rare else "; or hash = true: keys, for a dynamic table"
+    kind_name = "integer" if integer else "string"
+    return "categorical", f'{key} = {{ type = "{kind_name}"{rare} }}  # {values:,} values{more}'
 
 
 def _quoted(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -127,3 +127,9 @@ class Schema:
         """Everything the output depends on, as JSON has it; no path."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return {f"schema.{name}": value for name, value in found.items() if name != "path"}
+
+
+def some(names: Iterable[str], most: int = 12) -> str:
+    """The first few of many names, for messages."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

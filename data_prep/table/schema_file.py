@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from data_prep.table.schema import (
     Label,
     Schema,
     SplitRule,
+    some,
 )
 from ssmpi.core.errors import UserError
 from ssmpi.data.schema import SPLITS
@@ -81,7 +81,7 @@ def _check(schema: Schema) -> None:
     if schema.split.by == "time" and not schema.time:
         raise UserError(f'{path}: split.by = "time" needs a column of time; write time = "..." at the top')
     if schema.group and schema.group not in schema.categorical:
-        raise UserError(f"{path}: group {schema.group!r} is not in [categorical]: {_some(schema.categorical)}")
+        raise UserError(f"{path}: group {schema.group!r} is not in [categorical]: {some(schema.categorical)}")
     schema.kinds()
 
 
@@ -91,13 +91,8 @@ def _known(path: Path, place: str, found: object, known: set[str]) -> None:
     for name in found:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {_some(sorted(known))}"
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {some(sorted(known))}"
             raise UserError(f"{path}: unknown setting {place + '.' if place else ''}{name}; {hint}")
-
-
-def _some(names: Sequence[str] | Mapping[str, Any]) -> str:
-    names = list(names)
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 def _string(path: Path, place: str, value: object) -> str:

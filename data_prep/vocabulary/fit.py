@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import load_json, save_array, save_json
+from data_prep.options import FREQUENCY
 from data_prep.preparation import Piece, Preparation
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
@@ -22,6 +23,7 @@ from data_prep.vocabulary import extension
 from data_prep.vocabulary.scan import FIT, PieceRecord, ScanResult, Window, scan
 from data_prep.vocabulary.vocabulary_file import (
     RESERVED_IDS,
+    STATED_MIN_COUNTS,
     Merged,
     MergedFeature,
     Vocabulary,
@@ -61,6 +63,21 @@ def _count_training_rows(job: Preparation, found: ScanResult, train: tuple[int, 
         if _without_moments(found.of(source)) != _without_moments(counts.of(source)):
             raise RawDataError(CHANGED.format(source.path))
     return counts
+
+
+def unfitted_vocabulary(job: Preparation) -> Vocabulary:
+    """The vocabulary of features that are all hashed: it depends on no row, so that it is the same for other files."""
+    path, names = job.options.output / VOCABULARY_NAME, job.format.features.sparse
+
+    def write() -> None:
+        if not path.is_file():
+            about = {"id_order": FREQUENCY, "min_count": 1, "max_ind_range": 0, "fit_on": "none", "fitted_rows": 0}
+            fitted = job.format.fitted(np.zeros((len(job.format.features.dense), 3)))
+            empty = MergedFeature(np.empty(0, np.uint64), np.empty(0, np.int64), [0] * len(STATED_MIN_COUNTS))
+            write_vocabulary(path, dict.fromkeys(names, empty), about | fitted)
+
+    job.ranks.first(write)
+    return job.ranks.together(lambda: read_vocabulary(path))
 
 
 def _without_moments(records: list[PieceRecord]) -> list[PieceRecord]:

@@ -6,7 +6,9 @@ a run: the parts and the records of the pieces they cover. A restarted job resum
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,6 +27,7 @@ SCAN, FIT = "scan", "fit"  # folders of scans: of all rows, or of those that the
 SOURCE_SHIFT = 46  # a position is (source, byte); files are smaller than 64 TiB
 
 Window = Callable[[Piece], tuple[int, int]]
+Keep = Callable[[Piece], AbstractContextManager[Callable[[Rows], None]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +136,10 @@ def reduce_tokens(tokens: np.ndarray, max_ind_range: int) -> np.ndarray:
     return tokens % np.uint32(max_ind_range) if max_ind_range else tokens
 
 
-def scan(job: Preparation, name: str, title: str, window: Window | None) -> ScanResult:
-    """Read all raw rows. Tokens are counted for the rows of each piece that ``window`` gives, or not at all (None)."""
+def scan(job: Preparation, name: str, title: str, window: Window | None, keep: Keep | None = None) -> ScanResult:
+    """Read all raw rows. Tokens are counted for the rows of each piece that ``window`` gives, or not at all (None).
+    ``keep`` gives what takes all rows of a piece, for a later pass.
+    """
     folder = job.work / name
     done = {record.key for record in job.ranks.first(lambda: read_runs(folder)).records}
 
@@ -145,7 +150,9 @@ def scan(job: Preparation, name: str, title: str, window: Window | None) -> Scan
             for unit in mine:
                 for opened in job.format.open_pieces(job, unit, done):
                     run.begin(opened.piece)
-                    run.end(_scan_piece(opened, _tally(job.format), run, window, progress))
+                    with keep(opened.piece) if keep else contextlib.nullcontext() as kept:
+                        record = _scan_piece(opened, _tally(job.format), run, window, progress, kept)
+                    run.end(record)
                     read.add(opened.piece)
         run.commit()
         return read
@@ -169,8 +176,9 @@ def _tally(of: RowFormat) -> Tally:
 
 
 def _scan_piece(
-    opened: OpenPiece, tally: Tally, run: ScanRun, window: Window | None, progress: ProgressBar
-) -> PieceRecord:
+    opened: OpenPiece, tally: Tally, run: ScanRun, window: Window | None, progress: ProgressBar,
+    keep: Callable[[Rows], None] | None,
+) -> PieceRecord:  # fmt: skip
     rows = 0
     low, high = window(opened.piece) if window else (0, 0)
     for block, read in opened.blocks():
@@ -179,6 +187,8 @@ def _scan_piece(
             counted = block.part(first, last).counted(tally)
             run.count(counted, (opened.piece[0] << SOURCE_SHIFT) + opened.start + rows + first)
         block.tally(tally)
+        if keep:
+            keep(block)
         rows += block.rows
         progress.advance(read, block.rows)
     source, piece = opened.piece

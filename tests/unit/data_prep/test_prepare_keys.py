@@ -123,3 +123,75 @@ def test_hash_gives_keys_to_all_categorical_columns_of_a_schema_as_it_is(tmp_pat
     wanted = [[key_of(row[i]) for i in range(3)] for row in rows]
     assert found["test"].tolist() == wanted[-100:]
     assert sorted(found["train"].tolist()) == sorted(wanted[:399])
+
+
+def schema(old="", new="", *more, split=BY_TIME):
+    """What is prepared: the columns of these tests with a change, and options."""
+    return COLUMNS.replace(old, new, 1) + split, more
+
+
+SHOP, ONLY_HASHED = "shop = {hash = 10}", ONCE.replace('"integer"', "{hash = 9}").replace("min_count = 2", "hash = 9")
+WRONG = [
+    (schema(SHOP, 'shop = {hash = "yes"}'), "shop: hash is 'yes', not a whole number from 1 to 2,147,483,645, or true"),
+    (schema(SHOP, "shop = {hash = false}"), "categorical.shop: hash is False, not a whole number from 1 to"),
+    (schema(SHOP, f"shop = {{hash = {2**64}}}"), "categorical.shop: hash is 18446744073709551616, not a whole number"),
+    (schema(SHOP, "shop = {keys = true}"), "unknown setting categorical.shop.keys; known are hash, min_count, type"),
+    (schema(SHOP, "shop = {hash = true, min_count = 2}"), "shop: hashed tokens are not counted; leave out min_count"),
+    (schema("min_count = 2", "min_count = true"), "categorical.item: min_count is True, not a whole number from 1 to"),
+    (schema('price = "log1p"', "price = {hash = true}"), "unknown setting dense.price.hash; known are missing, transf"),
+    (schema("", "", "--hash", "--min-count", "5"), "--min-count 5: all categorical columns are hashed, and nothing is"),
+    (schema("", "", "--hash", "--vocabulary", "ids"), "was made with other columns than those of"),
+    ((ONLY_HASHED, ("--extend-vocabulary", "ids")), "ids/vocabulary.h5: was made with other columns than those of"),
+    ((ONCE, ("--hash", "--extend-vocabulary", "keys")), "--extend-vocabulary: all categorical columns are hashed, and"),
+    (schema("", "", "--hash", "-o", "ids"), "already holds a data set made with schema.categorical = {'user': {'type'"),
+    (schema("", "", "-o", "keys"), "already holds a data set made with schema.categorical = {'user': {'type'"),
+    (schema('"integer"', '{type = "int", hash = true}'), "categorical.user: type 'int' is neither 'string' nor 'integ"),
+    (schema("", "", "--hash=all"), "argument --hash: ignored explicit argument 'all'"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    """A data set with ids, and one with keys."""
+    base = tmp_path_factory.mktemp("earlier")
+    file = write_csv(base / "a.csv")
+    assert prepare(base, file, ONCE + BY_TIME, *SMALL, name="ids") == 0
+    assert prepare(base, file, ONCE + BY_TIME, *SMALL, "--hash", name="keys") == 0
+    return base
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG, ids=[said[:40] for _, said in WRONG])
+def test_wrong_settings_are_said_with_their_remedy(given, said, earlier, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(earlier)
+    before = content(earlier)
+    capsys.readouterr()
+    try:
+        code = prepare(tmp_path, earlier / "a.csv", given[0], *SMALL, *given[1])
+    except SystemExit as usage:
+        code = usage.code
+    assert code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert said in error
+    assert "error: " in error
+    assert not (tmp_path / "out").exists()
+    assert content(earlier) == before, "nothing is written over"
+
+
+def test_a_bad_row_of_a_keyed_integer_is_named(tmp_path, capsys):
+    assert prepare(tmp_path, write_csv(tmp_path / "a.csv", change(300, "user", "anna")), ONCE + BY_TIME, "--hash") == 2
+    assert "a.csv:302: user is 'anna', not an integer" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists(), "nothing is left behind"
+
+
+def test_a_group_of_keys_is_noted(tmp_path, capsys):
+    assert prepare(tmp_path, write_csv(tmp_path / "a.csv"), ONCE + BY_TIME, "--hash") == 0
+    assert "note: group 'user' has keys, and metrics by group need ids" in capsys.readouterr().out
+
+
+def test_a_guess_with_hash_gives_keys(tmp_path, capsys):
+    file, path = write_csv(tmp_path / "a.csv"), tmp_path / "schema.toml"
+    assert main(["table", "--guess", "--hash", "--schema", str(path), str(file)]) == 0
+    assert path.read_text().count("hash = true") == 4
+    assert path.read_text().count("; takes a pass over the files, none and log1p do not\n") == 1
+    assert main(["table", "--schema", str(path), str(file), "-o", str(tmp_path / "out")]) == 0
+    assert read_manifest(tmp_path / "out").features.keyed == ("user", "item", "shop", "fold")

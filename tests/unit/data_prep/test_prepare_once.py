@@ -1,0 +1,211 @@
+"""Raw files of a table that are read once, because all categorical columns are hashed: the same shards as of two
+passes, whatever ends a preparation in between.
+"""
+
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from full_disk import full_disk
+from test_prepare_keys import ONCE, keys_of
+from test_prepare_table import BY_TIME, FOLDS, ROWS, SMALL, content, load, prepare, same, write_csv, write_parquet
+
+from data_prep import passes
+from data_prep.cli import main
+from data_prep.options import PrepareOptions
+from data_prep.ranks import Ranks
+from data_prep.shards import scatter
+from data_prep.table import command
+from data_prep.table.format import TableFormat
+from data_prep.vocabulary import scan
+from ssmpi.data.schema import read_manifest
+
+RANDOM = '[split]\nby = "random"\nshares = [0.6, 0.2, 0.2]\n'
+HASHED = ONCE.replace('user = "integer"', 'user = {hash = 50, type = "integer"}').replace(
+    "min_count = 2", "hash = true"
+)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Which pieces were read, in order."""
+    found, real = [], scan._scan_piece
+
+    def spy(piece, *more):
+        found.append(piece.piece)
+        return real(piece, *more)
+
+    def again(piece, *more):
+        found.append(piece.piece)
+        return real_again(piece, *more)
+
+    real_again = scatter._scatter_piece
+    monkeypatch.setattr(scan, "_scan_piece", spy)
+    monkeypatch.setattr(scatter, "_scatter_piece", again)
+    return found
+
+
+@pytest.mark.parametrize("split", ["", BY_TIME, FOLDS, RANDOM], ids=["rows", "time", "column", "random"])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.parquet"])
+def test_the_rows_are_those_of_two_passes(name, split, tmp_path, monkeypatch, opened, capsys):
+    file = (write_parquet if name == "a.parquet" else write_csv)(tmp_path / name)
+    assert prepare(tmp_path, file, ONCE + split, *SMALL, "--hash") == 0
+    assert "the files are read once" in capsys.readouterr().out
+    once = opened.copy()
+    assert len(set(once)) == len(once)
+    monkeypatch.setattr(TableFormat, "awaits", lambda self, *, fitting: ["the moon"])
+    opened.clear()
+    assert prepare(tmp_path, file, ONCE + split, *SMALL, "--hash", name="twice") == 0
+    assert sorted(opened) == sorted(once * (2 if split else 3)), "rows of a split by rows are counted first"
+    same(load(tmp_path / "twice"), load(tmp_path / "out"))
+    for split_name, keys in keys_of(tmp_path / "twice").items():
+        np.testing.assert_array_equal(keys_of(tmp_path / "out")[split_name], keys)
+    assert main(["verify", str(tmp_path / "out")]) == 0
+
+
+def test_raw_files_may_be_gone_once_they_are_read(tmp_path, monkeypatch):
+    file, real = write_csv(tmp_path / "a.csv.gz"), passes.scatter
+    assert prepare(tmp_path, file, HASHED, *SMALL) == 0
+
+    def gone(*arguments):
+        file.rename(tmp_path / "gone")
+        return real(*arguments)
+
+    monkeypatch.setattr(passes, "scatter", gone)
+    assert prepare(tmp_path, file, HASHED, *SMALL, name="again") == 0
+    assert content(tmp_path / "again") == content(tmp_path / "out")
+
+
+def test_what_needs_all_rows_reads_them_again_and_is_named(tmp_path, opened, capsys):
+    file = write_csv(tmp_path / "a.csv")
+    standardized = ONCE.replace('"log1p"', '"standardize"', 1)
+    assert prepare(tmp_path, file, standardized + BY_TIME, "--hash") == 0
+    assert "the files are read twice: for mean and deviation of price; to encode" in capsys.readouterr().out
+    assert len(opened) == 2
+    assert prepare(tmp_path, file, ONCE, name="b") == 0
+    said = "read three times: to count rows, which says which are trained on; for the vocabulary of user, item; to enc"
+    assert said in capsys.readouterr().out
+    opened.clear()
+    further = ("--vocabulary", str(tmp_path / "b"), "--split", "none", "--split-name", "test")
+    assert prepare(tmp_path, file, ONCE, *further, name="c") == 0
+    assert "the files are read once" in capsys.readouterr().out
+    assert len(opened) == 1
+
+
+def test_the_vocabulary_of_hashes_depends_on_no_row(tmp_path):
+    """So that a model of one day scores the next one."""
+    for name, rows in (("a", ROWS[:200]), ("b", ROWS[200:])):
+        assert prepare(tmp_path, write_csv(tmp_path / f"{name}.csv", rows), HASHED, *SMALL, name=name) == 0
+    assert content(tmp_path / "a")["vocabulary.h5"] == content(tmp_path / "b")["vocabulary.h5"]
+
+
+DAMAGES = {
+    "nothing": lambda work: None,
+    "a byte": lambda work: flip(next((work / "kept").glob("*.rows"))),
+    "a split": lambda work: flip(next((work / "kept").glob("*.npy"))),
+    "a kept piece": lambda work: next((work / "kept").glob("*.rows")).unlink(),
+    "what is beside it": lambda work: next((work / "kept").glob("*.npy")).unlink(),
+    "all of them": lambda work: shutil.rmtree(work / "kept"),
+}
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_a_killed_preparation_reads_only_what_is_lost(name, damage, tmp_path, monkeypatch, opened):
+    file = write_csv(tmp_path / name)
+    assert prepare(tmp_path, file, HASHED + BY_TIME, *SMALL, name="alone") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "scatter", lambda *unused: exit("killed"))
+        with pytest.raises(SystemExit):
+            prepare(tmp_path, file, HASHED + BY_TIME, *SMALL)
+    DAMAGES[damage](tmp_path / "out" / ".prepare")
+    opened.clear()
+    assert prepare(tmp_path, file, HASHED + BY_TIME, *SMALL) == 0
+    assert content(tmp_path / "out") == content(tmp_path / "alone")
+    pieces = 1 if name == "a.csv.gz" and damage == "nothing" else 5
+    assert len(opened) == {"nothing": 0, "all of them": pieces}.get(damage, 1)
+
+
+@pytest.mark.parametrize("kill", ["while pieces are read", "while they are grouped"])
+def test_a_preparation_killed_at_any_piece_is_resumed(kill, tmp_path, monkeypatch):
+    file = write_csv(tmp_path / "a.csv")
+    assert prepare(tmp_path, file, HASHED + RANDOM, *SMALL, name="alone") == 0
+    monkeypatch.setattr(scan, "PIECES_PER_RUN", 2)
+    where, function = (scan, "_scan_piece") if kill == "while pieces are read" else (scatter.Grouping, "save")
+    real, allowed = getattr(where, function), iter([])
+
+    def limited(*arguments):
+        if next(allowed, None) is None:
+            exit("killed")
+        return real(*arguments)
+
+    monkeypatch.setattr(where, function, limited)
+    for pieces in range(3):
+        allowed = iter(range(pieces))
+        with pytest.raises(SystemExit):
+            prepare(tmp_path, file, HASHED + RANDOM, *SMALL)
+    allowed = iter(range(3 if kill == "while pieces are read" else 2))  # of 5 pieces: two are durable, or three
+    assert prepare(tmp_path, file, HASHED + RANDOM, *SMALL) == 0
+    assert content(tmp_path / "out") == content(tmp_path / "alone")
+
+
+class ThreadRanks(Ranks):
+    """Ranks that are threads of this process."""
+
+    def __init__(self, rank, meeting, values):
+        self.rank, self.size, self._meeting, self._values = rank, len(values), meeting, values
+
+    def allgather(self, value):
+        self._values[self.rank] = value
+        self._meeting.wait(60)
+        found = list(self._values)
+        self._meeting.wait(60)
+        return found
+
+    def barrier(self):
+        self._meeting.wait(60)
+
+
+def prepare_on(ranks, schema, file, output, **options):
+    meeting, values = threading.Barrier(ranks), [None] * ranks
+    options = PrepareOptions(output, piece_bytes=4000, shard_rows=90, fit_on="train", **options)
+    threads = [
+        threading.Thread(target=command.prepare, args=(schema, [file], options, ThreadRanks(r, meeting, values)))
+        for r in range(ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_any_number_of_ranks_gives_the_same_bytes(ranks, tmp_path):
+    file = write_csv(tmp_path / "a.csv")
+    assert prepare(tmp_path, file, HASHED, *SMALL, name="alone") == 0
+    prepare_on(ranks, tmp_path / "alone.toml", file, tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "alone")
+    assert read_manifest(tmp_path / "out") == read_manifest(tmp_path / "alone")
+
+
+def test_a_full_disk_is_said_with_the_file_and_the_preparation_resumed(tmp_path, monkeypatch, capfd):
+    file, real = write_csv(tmp_path / "a.csv"), passes.scan
+
+    def limited(*arguments):
+        with full_disk(300):
+            return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "scan", limited)
+        assert prepare(tmp_path, file, HASHED, *SMALL) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: {tmp_path / 'out' / '.prepare' / 'kept' / 'piece-0000-00000'}")
+    assert "free space" in error
+    assert prepare(tmp_path, file, HASHED, *SMALL) == 0
