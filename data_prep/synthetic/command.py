@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.columns import SPARSE_FEATURES
+from data_prep.synthetic.multi_hot import SCHEMA_NAME
 from data_prep.synthetic.synthesize import TEACHER_NAME, SynthesisPlan, require, synthesize
 from data_prep.synthetic.teacher import TeacherSettings, scaled_cardinalities
 
@@ -34,8 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scale", type=float, default=0.01, help="distinct tokens as a share of the Kaggle set's (default 0.01)")
     add(
         "--cardinalities",
-        type=parse_cardinalities,
+        type=parse_numbers,
         help="distinct tokens of C1 to C26, with commas, instead of --scale",
+    )
+    add(
+        "--multi-hot",
+        type=parse_numbers,
+        default=(),
+        metavar="N,N,...",
+        help="write a table with lists of so many tokens of C1 to C26, the same ones for a token, and its schema.toml; "
+        "MLPerf has 3,2,1,2,6,1,1,1,1,7,3,8,1,6,9,5,1,1,1,12,100,27,10,3,1,1",
     )
     add("--skew", type=float, default=1.05, help="Zipf's exponent of the token frequencies (default 1.05)")
     add(
@@ -66,8 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
         turnover=arguments.turnover,
     )
     plan = SynthesisPlan(
-        arguments.folder, settings, arguments.days, arguments.unlabelled_rows, arguments.gzip, arguments.overwrite
-    )
+        arguments.folder, settings, arguments.days, arguments.unlabelled_rows, arguments.gzip, arguments.overwrite,
+        arguments.multi_hot,
+    )  # fmt: skip
     began = time.monotonic()
     record = synthesize(plan)
     seconds = time.monotonic() - began
@@ -80,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     for name, part in {"all": record["overall"], **record["ranges"], **record.get("days", {})}.items():
         print(f"  {name:<10} {_scores(part)}")
     print(f"kept in {plan.folder / TEACHER_NAME}")
+    if plan.multi_hot:
+        print(f"prepare it with 'ssmpi-prepare table --schema {plan.folder / SCHEMA_NAME}'")
     return 0
 
 
@@ -95,7 +107,7 @@ def parse_rows(text: str) -> int:
     return int(rows)
 
 
-def parse_cardinalities(text: str) -> tuple[int, ...]:
+def parse_numbers(text: str) -> tuple[int, ...]:
     """26 numbers with commas between them."""
     try:
         return tuple(int(part) for part in text.split(","))

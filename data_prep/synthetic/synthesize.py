@@ -1,4 +1,5 @@
-"""Synthetic data sets: raw Criteo-format text of any size to try everything with, drawn from a teacher.
+"""Synthetic data sets: raw Criteo-format text of any size to try everything with, drawn from a teacher; or a table with
+lists of tokens, and the schema of it.
 
 The real sets are large and need a licence. These files have all their quirks, and the best possible score on them is
 known: it is printed and stored in ``teacher.json``.
@@ -16,23 +17,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from data_prep.columns import SPARSE_FEATURES
+import numpy as np
+
+from data_prep.columns import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.progress import ProgressBar
 from data_prep.ranks import Ranks
 from data_prep.splits import split_rows
+from data_prep.synthetic import multi_hot
 from data_prep.synthetic.ceiling import Ceiling
+from data_prep.synthetic.multi_hot import ONE_HOT, MultiHot
 from data_prep.synthetic.teacher import Teacher, TeacherSettings
-from data_prep.synthetic.text_writer import TextWriter
+from data_prep.synthetic.text_writer import TextWriter, most_row_bytes
 from ssmpi.core.errors import UserError
 
 TEACHER_NAME = "teacher.json"
 BLOCK_ROWS = 16_384
+BLOCK_BYTES = 32 << 20  # the most text of a block
 GZIP_LEVEL = 1
 
 
 @dataclass(frozen=True)
 class SynthesisPlan:
-    """What to write. Rows are spread evenly over ``days`` files, the first ones taking the remainder; 0: train.txt."""
+    """What to write. Rows are spread evenly over ``days`` files, the first ones taking the remainder; 0: train.txt.
+    ``multi_hot``: tokens of each feature's list; empty for Criteo's format, one token each.
+    """
 
     folder: Path
     teacher: TeacherSettings
@@ -40,6 +48,7 @@ class SynthesisPlan:
     unlabelled_rows: int = 0
     gzipped: bool = False
     overwrite: bool = False
+    multi_hot: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         t = self.teacher
@@ -68,6 +77,23 @@ class SynthesisPlan:
             f"--turnover {t.turnover:g}: up to {most:,} tokens of a feature come, and 2^31 - 1 can: give a smaller one,"
             " or a smaller --scale",
         )
+        counts = len(self.multi_hot)
+        require(
+            counts in (0, SPARSE_FEATURES),
+            f"--multi-hot: {counts} numbers, expected {SPARSE_FEATURES}, one per feature",
+        )
+        for name, count in zip(SPARSE_NAMES, self.multi_hot, strict=False):
+            require(
+                1 <= count <= multi_hot.MOST,
+                f"--multi-hot: {count} tokens in a list of {name}: give 1 to {multi_hot.MOST:,}",
+            )
+
+    @property
+    def lists(self) -> MultiHot:
+        """How many tokens a feature has in a row."""
+        if not self.multi_hot:
+            return ONE_HOT
+        return MultiHot(np.array(self.multi_hot, np.int64), np.array(self.teacher.cardinalities, np.int64))
 
     def files(self) -> dict[str, tuple[int, int]]:
         """The row range of each labelled file, in order; the unlabelled one's rows follow."""
@@ -82,10 +108,16 @@ class SynthesisPlan:
         return "test.txt.gz" if self.gzipped else "test.txt"
 
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """The row ranges of train, test and validation in ``ssmpi-prepare criteo``, for which the ceiling is
-        computed.
+        """The row ranges of train, test and validation in ``ssmpi-prepare criteo``, or by the schema of lists, for
+        which the ceiling is computed.
         """
-        return split_rows("days" if self.days else "kaggle", [b - a for a, b in self.files().values()])
+        kind = multi_hot.SHARES if self.multi_hot else "days" if self.days else "kaggle"
+        return split_rows(kind, [b - a for a, b in self.files().values()])
+
+    def writer(self, teacher: Teacher, block_rows: int) -> tuple[TextWriter, int]:
+        """What makes text of rows, and of how many at once: at most ``block_rows``."""
+        rows = max(1, min(block_rows, BLOCK_BYTES // most_row_bytes(self.lists)))
+        return TextWriter(rows, teacher.token_key(), self.lists), rows
 
 
 def synthesize(plan: SynthesisPlan, block_rows: int = BLOCK_ROWS) -> dict[str, Any]:
@@ -95,15 +127,21 @@ def synthesize(plan: SynthesisPlan, block_rows: int = BLOCK_ROWS) -> dict[str, A
     wanted = dict(labelled)
     if plan.unlabelled_rows:
         wanted[plan.unlabelled_file()] = (plan.teacher.rows, plan.teacher.rows + plan.unlabelled_rows)
-    _make_room(plan, teacher, [*wanted, TEACHER_NAME])
+    writer, block_rows = plan.writer(teacher, block_rows)
+    others = [multi_hot.SCHEMA_NAME, TEACHER_NAME] if plan.multi_hot else [TEACHER_NAME]
+    _make_room(plan, teacher, [*wanted, *others])
+    if plan.multi_hot:
+        with _beside(plan.folder / multi_hot.SCHEMA_NAME) as out:
+            out.write(multi_hot.schema(plan.multi_hot).encode())
 
     ranges = plan.ranges()
     ceilings = {name: Ceiling() for name in ranges}
     of_days = {name: Ceiling() for name in labelled if plan.days}
-    writer = TextWriter(block_rows, teacher.token_key())
     with ProgressBar(Ranks(), "synthesize", plan.teacher.rows + plan.unlabelled_rows, "row") as progress:
         for name, (start, stop) in wanted.items():
             with _beside(plan.folder / name) as out:
+                if plan.multi_hot:
+                    out.write(multi_hot.header(labelled=name in labelled))
                 for first in range(start, stop, block_rows):
                     rows = min(block_rows, stop - first)
                     block = teacher.block(first, rows)
@@ -134,8 +172,9 @@ def _make_room(plan: SynthesisPlan, teacher: Teacher, names: list[str]) -> None:
     there = [name for name in names if (folder / name).exists()]
     if there and not plan.overwrite:
         raise UserError(f"{folder}: {', '.join(there[:3])} already there; choose another folder or add --overwrite")
-    sample = TextWriter(BLOCK_ROWS, teacher.token_key()).text(teacher.block(0, BLOCK_ROWS), labelled=True)
-    bytes_per_row = len(gzip.compress(sample, GZIP_LEVEL) if plan.gzipped else sample) / BLOCK_ROWS
+    writer, rows = plan.writer(teacher, BLOCK_ROWS)
+    sample = writer.text(teacher.block(0, rows), labelled=True)
+    bytes_per_row = len(gzip.compress(sample, GZIP_LEVEL) if plan.gzipped else sample) / rows
     need = 1.02 * bytes_per_row * (plan.teacher.rows + plan.unlabelled_rows)
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     print(f"needs {need / 1e9:.2f} GB in {folder}, where {free / 1e9:.1f} GB are free", flush=True)
@@ -175,9 +214,12 @@ def _record(plan: SynthesisPlan, files: dict[str, tuple[int, int]], ceilings: di
     overall = Ceiling()
     for ceiling in ceilings.values():
         overall.merge(ceiling)
+    settings = {**asdict(plan.teacher), "days": plan.days, "unlabelled_rows": plan.unlabelled_rows}
+    if plan.multi_hot:
+        settings["multi_hot"] = plan.multi_hot
     return {
         "format": "ssmpi-teacher",
-        "settings": {**asdict(plan.teacher), "days": plan.days, "unlabelled_rows": plan.unlabelled_rows},
+        "settings": settings,
         "files": [
             {
                 "file": n,

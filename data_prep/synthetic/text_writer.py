@@ -1,4 +1,6 @@
-"""Turns drawn rows into raw Criteo-format text: the inverse of ``parser``. Used by ``synthesize``."""
+"""Turns drawn rows into text: raw Criteo-format text, the inverse of ``parser``, or a table whose columns are lists.
+Used by ``synthesize``.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +9,30 @@ import numpy as np
 from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.raw.fields import MINUS, NEWLINE, TAB, ZERO
 from data_prep.synthetic.draws import MISSING_INTEGER
+from data_prep.synthetic.multi_hot import BAR, ONE_HOT, MultiHot, other_token
 from data_prep.synthetic.teacher import DrawnRows
 from ssmpi.compiled.jit import njit
 
-MOST_ROW_BYTES = 2 + 12 * DENSE_FEATURES + 9 * SPARSE_FEATURES
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 class TextWriter:
     """Formats blocks of at most ``rows`` rows into one reused buffer. ``key`` (32 bits) determines the tokens' text."""
 
-    def __init__(self, rows: int, key: int) -> None:
-        self._buffer = np.empty(rows * MOST_ROW_BYTES, np.uint8)
-        self._masks = token_masks(key)
+    def __init__(self, rows: int, key: int, lists: MultiHot = ONE_HOT) -> None:
+        self._buffer = np.empty(rows * most_row_bytes(lists), np.uint8)
+        self._masks, self._lists = token_masks(key), lists
 
     def text(self, block: DrawnRows, labelled: bool) -> memoryview:
         """The rows as text, with their label column or without; valid until the next call."""
-        size = _write(
-            block.label if labelled else block.label[:0], block.integer, block.token, self._masks, self._buffer
-        )
+        label = block.label if labelled else block.label[:0]
+        size = _write(label, block.integer, block.token, self._masks, self._lists, self._buffer)
         return self._buffer[:size].data
+
+
+def most_row_bytes(lists: MultiHot = ONE_HOT) -> int:
+    """The most bytes of a row."""
+    return 2 + 12 * DENSE_FEATURES + 9 * int(lists.counts.sum())
 
 
 def token_masks(key: int) -> np.ndarray:
@@ -69,7 +75,16 @@ def _write_integer(value: int, out: np.ndarray, at: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _write(label: np.ndarray, integer: np.ndarray, token: np.ndarray, masks: np.ndarray, out: np.ndarray) -> int:
+def _write_token(token: np.uint32, out: np.ndarray, at: int) -> int:
+    for digit in range(8):
+        out[at + digit] = HEX_DIGITS[(token >> np.uint32(28 - 4 * digit)) & np.uint32(15)]
+    return at + 8
+
+
+@njit(cache=True, nogil=True)
+def _write(
+    label: np.ndarray, integer: np.ndarray, token: np.ndarray, masks: np.ndarray, lists: MultiHot, out: np.ndarray
+) -> int:
     """Write all rows, without a label column if ``label`` is empty; returns the bytes written."""
     at = 0
     for r in range(len(integer)):
@@ -84,10 +99,11 @@ def _write(label: np.ndarray, integer: np.ndarray, token: np.ndarray, masks: np.
             at += 1
         for f in range(SPARSE_FEATURES):
             if token[r, f] >= 0:
-                name = token_of(masks, f, token[r, f])
-                for digit in range(8):
-                    out[at + digit] = HEX_DIGITS[(name >> np.uint32(28 - 4 * digit)) & np.uint32(15)]
-                at += 8
+                at = _write_token(token_of(masks, f, token[r, f]), out, at)
+                for k in range(1, lists.counts[f]):
+                    out[at] = BAR
+                    other = other_token(masks[f], lists.cardinality[f], token[r, f], k)
+                    at = _write_token(token_of(masks, f, other), out, at + 1)
             out[at] = TAB
             at += 1
         out[at - 1] = NEWLINE

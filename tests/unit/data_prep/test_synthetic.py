@@ -10,6 +10,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from data_prep.columns import DENSE_NAMES, SPARSE_NAMES
 from data_prep.synthetic import command as module
+from data_prep.synthetic.multi_hot import other_token
 from data_prep.synthetic.synthesize import SynthesisPlan, synthesize
 from data_prep.synthetic.teacher import (
     KAGGLE_CARDINALITIES,
@@ -194,6 +195,53 @@ def test_ranges_are_the_kaggle_split():
     assert days == {"train": (0, 16), "test": (16, 20), "validation": (20, 23)}
 
 
+MULTI_HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)  # MLPerf's
+
+
+def test_multi_hot_lists_are_a_function_of_the_token(tmp_path):
+    """The rows, labels and first tokens are those of one-hot text; the lists of a token are all the same, of tokens of
+    its feature.
+    """
+    plain = synthesize(SynthesisPlan(tmp_path / "a", settings(3_000)))
+    record = synthesize(SynthesisPlan(tmp_path / "b", settings(3_000), multi_hot=MULTI_HOT))
+    one, many = columns(tmp_path / "a" / "train.txt"), columns(tmp_path / "b" / "train.txt")
+    assert ("label", *DENSE_NAMES, *SPARSE_NAMES) == tuple(column[0] for column in many)
+    assert record["overall"] == {name: pytest.approx(value) for name, value in plain["overall"].items()}
+    assert record["ranges"]["test"]["rows"] == [2_700, 3_000]
+    assert sum(MULTI_HOT) == 214
+    masks = token_masks(Teacher(settings()).token_key())
+    for f, count in enumerate(MULTI_HOT):
+        lists, tokens = [value.split("|") for value in many[14 + f][1:]], one[14 + f]
+        assert [some[0] for some in lists] == list(tokens)
+        assert {len(some) for some, token in zip(lists, tokens, strict=True) if token} == {count}
+        of = {token: some for some, token in zip(lists, tokens, strict=True)}
+        assert all(of[token] == some for some, token in zip(lists, tokens, strict=True))
+        known = {f"{token_of(masks, f, rank):08x}" for rank in range(SMALL[f])}
+        assert {token for some in lists for token in some} <= known | {""}
+    for f in range(14):
+        assert many[f][1:] == one[f]
+
+
+def test_the_other_tokens_of_a_list_are_uniform():
+    """Unlike the first: one in ten of them is in each tenth of the ranks."""
+    mask = token_masks(7)[2]
+    ranks = np.array([other_token(mask, 1_000, token, k) for token in range(1_000) for k in range(1, 6)])
+    assert np.bincount(ranks // 100) == pytest.approx(500, abs=100)
+    assert len(set(ranks[::5])) > 600
+    later = np.array([other_token(mask, 1_000, 5_003, k) for k in range(1, 100)])
+    assert set(later // 1_000) == {5}, "of the same generation"
+
+
+def test_multi_hot_bytes_do_not_depend_on_blocks_or_memory(tmp_path, monkeypatch):
+    few = settings(700, turnover=2)
+    for name in "ab":
+        synthesize(SynthesisPlan(tmp_path / name, few, days=2, unlabelled_rows=9, multi_hot=MULTI_HOT))
+        monkeypatch.setattr("data_prep.synthetic.synthesize.BLOCK_BYTES", 100_000)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+    assert (tmp_path / "a" / "test.txt").read_text().startswith("I1\tI2")
+
+
 def test_tiny_sets(tmp_path):
     record = synthesize(SynthesisPlan(tmp_path, settings(1)))
     assert record["overall"]["auc"] is None
@@ -298,6 +346,10 @@ def test_command_line(tmp_path, capsys):
         (("--seed", "-1"), "--seed -1"),
         (("--cardinalities", "3,4"), "2 numbers, expected 26"),
         (("--unlabelled-rows", "-4"), "must not be negative"),
+        (("--multi-hot", "3,2"), "--multi-hot: 2 numbers, expected 26"),
+        (("--multi-hot", ",".join(["1"] * 27)), "--multi-hot: 27 numbers, expected 26"),
+        (("--multi-hot", ",".join(["2"] * 25 + ["0"])), "--multi-hot: 0 tokens in a list of C26: give 1 to 1,000"),
+        (("--multi-hot", ",".join(["1001"] * 26)), "--multi-hot: 1001 tokens in a list of C1"),
         (("--rows", "900000G"), "ask for fewer --rows"),
     ],
 )
@@ -307,7 +359,9 @@ def test_bad_arguments(tmp_path, words, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [("--rows", "many"), ("--rows", "1.5"), ("--cardinalities", "a,b")])
+@pytest.mark.parametrize(
+    "words", [("--rows", "many"), ("--rows", "1.5"), ("--cardinalities", "a,b"), ("--multi-hot", "3,two")]
+)
 def test_unreadable_arguments(tmp_path, capsys, words):
     with pytest.raises(SystemExit):
         command(tmp_path, *words)
