@@ -22,12 +22,13 @@ RECIPE = 2  # incremented whenever the same arguments and files give different b
 
 
 def shard_row_bytes(features: Features) -> int:
-    """Bytes of a row in a shard."""
-    return 4 * len(features.sparse) + 4 * len(features.keyed) + 4 * len(features.dense) + 1
+    """Bytes of a row in a shard, without the ids of lists, which have 4 each."""
+    wide = len(features.keyed) + len(features.lists)
+    return 4 * len(features.sparse) + 4 * wide + 4 * len(features.dense) + 1
 
 
 def most_packed_bytes(features: Features) -> int:
-    """The most bytes of a packed row."""
+    """The most bytes of a packed row, without the ids of lists, which have 4 each."""
     return 4 * len(features.sparse) + 4 * len(features.keyed) + 8 * len(features.dense) + 1
 
 
@@ -92,7 +93,10 @@ class PrepareOptions:
         """
         packed = most_packed_bytes(features)
         piece = self.piece_bytes // (len(features.dense) + len(features.sparse)) * (packed + 16)
-        shard = min(self.shard_rows, rows) * (packed + shard_row_bytes(features) + 8)
+        if features.lists:  # an id takes two bytes of text at least, and four twice in memory
+            piece += 4 * self.piece_bytes
+        lists = 8 * sum(one.longest for one in features.lists.values())
+        shard = min(self.shard_rows, rows) * (packed + shard_row_bytes(features) + 8 + lists)
         return BASE_BYTES + max(3 * self.table_bytes * counting, piece, shard)
 
     def ordering_bound(self, rows: int) -> int:

@@ -18,6 +18,7 @@ from data_prep.ranks import Ranks, RawDataError
 from data_prep.raw.sources import CHANGED, whole_digest
 from data_prep.scratch import Scratch
 from data_prep.shards.gather import write_shards
+from data_prep.shards.list_ids import packed_limits
 from data_prep.shards.needs import announce, check_space_again, gigabytes
 from data_prep.shards.output_folder import WHOLE, OutputFolder
 from data_prep.shards.packer import Keeper, Packer
@@ -111,7 +112,8 @@ def _first_pass(job: Preparation, packer: Packer | None) -> ScanResult:
 def _packer(job: Preparation, vocabulary: Vocabulary, found: ScanResult | None = None) -> Packer:
     """How rows are packed; ``found``: of them, where that says how large their values are."""
     largest = job.format.largest([record.largest for record in found.records] if found else [])
-    wide = widths(vocabulary.cardinalities, job.format.features.key_columns, largest)
+    features = job.format.features
+    wide = widths(packed_limits(features, vocabulary.cardinalities), features.key_columns, largest)
     return Packer(shared(job, vocabulary), job.format, wide)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
+from data_prep.token_lists import TokenLists
 from ssmpi.data.features import Features
 from ssmpi.data.schema import WORK_NAME
 
@@ -60,7 +61,7 @@ class Tally:
     """What pass 1 counts: ``missing`` int64 (fields,); ``largest`` int64 (dense,), the largest packed values;
     ``splits`` int64 (3,), the rows of each split where rows say theirs; ``moments`` float64 (dense, 3): number, sum and
     sum of squares of the values of counted rows that are not missing; ``times``: the first and the last, where rows are
-    to be in their order.
+    to be in their order; ``listed``: tokens of all lists.
     """
 
     missing: np.ndarray
@@ -69,6 +70,7 @@ class Tally:
     moments: np.ndarray
     positives: int = 0
     times: list[float] = field(default_factory=list)
+    listed: int = 0
 
 
 class Rows(Protocol):
@@ -84,7 +86,11 @@ class Rows(Protocol):
 
     @property
     def tokens(self) -> np.ndarray:
-        """uint32 or uint64 (sparse, rows)."""
+        """uint32 or uint64 (sparse features without lists, rows)."""
+
+    @property
+    def lists(self) -> Sequence[TokenLists]:
+        """Of each list feature; they follow the other sparse features."""
 
     @property
     def split(self) -> np.ndarray | None:
@@ -94,7 +100,9 @@ class Rows(Protocol):
         """Rows ``[start, stop)``."""
 
     def missing_bit(self, feature: int) -> tuple[np.ndarray, int]:
-        """(integers (rows,), bit): the bit is set in the rows where the sparse feature is missing."""
+        """(integers (rows,), bit): the bit is set in the rows where the sparse feature is missing. Of a list feature:
+        (integers (tokens,), bit), never set.
+        """
 
     def tally(self, into: Tally) -> None:
         """Add to everything but ``moments``."""

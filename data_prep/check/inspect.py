@@ -120,14 +120,14 @@ def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
         if name in manifest.features.keyed:
             lines.append(f"  {name:<8}{'keys':>12}{gone:>9}{'-':>9}   64-bit hashes of tokens")
             continue
-        counts = totals.counts[f][:-1]
-        rare = _share(int(counts[RARE_ID]), totals.rows) if reserved and len(counts) > RARE_ID else "-"
+        counts, every = totals.counts[f][:-1], int(totals.counts[f].sum())  # of a list feature: of its ids
+        rare = _share(int(counts[RARE_ID]), every) if reserved and len(counts) > RARE_ID else "-"
         tokens = vocabulary.texts(f) if vocabulary and f not in vocabulary.hashed else None
         first = 2 if reserved else 0
         assert MISSING_ID < RARE_ID < 2
         top = first + np.argsort(-counts[first:], kind="stable")[:TOP]
         words = ["" if tokens is None else f" {tokens(i - first)}" for i in top]
-        texts = [f"{i}{word} {_share(int(counts[i]), totals.rows)}" for i, word in zip(top, words, strict=True)]
+        texts = [f"{i}{word} {_share(int(counts[i]), every)}" for i, word in zip(top, words, strict=True)]
         lines.append(f"  {name:<8}{manifest.cardinalities[f]:>12,}{gone:>9}{rare:>9}   {', '.join(texts)}")
     return [*lines, f"  {'all':<8}{sum(manifest.cardinalities):>12,}"]
 

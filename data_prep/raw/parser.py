@@ -53,6 +53,11 @@ class ParsedRows(NamedTuple):
         return len(self.missing)
 
     @property
+    def lists(self) -> tuple[()]:
+        """No feature is a list."""
+        return ()
+
+    @property
     def split(self) -> None:
         """Splits are ranges of rows."""
         return None

@@ -36,7 +36,8 @@ def announce(job: Preparation) -> None:
         f"memory: at most {gigabytes(bound)} private per rank{tables}; lookup tables are mapped from files, shared by "
         "the ranks of a host"
     )
-    if job.counting and (ordering := options.ordering_bound(rows)) > bound:
+    tokens = rows * max((one.longest for one in job.format.features.lists.values()), default=1)
+    if job.counting and (ordering := options.ordering_bound(tokens)) > bound:
         print(
             f"memory: ordering a vocabulary takes {ORDERING_BYTES} bytes per token of the largest feature: at most "
             f"{gigabytes(ordering)}, if no token of it came twice; --max-ind-range bounds it"
@@ -81,7 +82,8 @@ def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabular
     """As ``announce`` does for the disk, when the rows and ids have been counted."""
     rows = sum(record.rows for record in found.records)
     tokens = sum(vocabulary.cardinalities)
-    output, temporary = _disk_need(job, rows, 27 * tokens, packed_bytes)
+    listed = sum(record.listed for record in found.records)
+    output, temporary = _disk_need(job, rows, 27 * tokens, packed_bytes, listed)
     free = _check_space(job.options.output, output + temporary)
     print(
         f"{rows:,} rows, {tokens:,} ids; disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
@@ -89,12 +91,15 @@ def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabular
     )
 
 
-def _disk_need(job: Preparation, rows: int, vocabulary_bytes: int, packed_bytes: int | None = None) -> tuple[int, int]:
-    """Bytes of (output, temporary files). Before rows have been read, four bytes for each packed value are enough for
-    all but extreme integers.
+def _disk_need(
+    job: Preparation, rows: int, vocabulary_bytes: int, packed_bytes: int | None = None, listed: int | None = None
+) -> tuple[int, int]:
+    """Bytes of (output, temporary files), with ``listed`` ids in lists. Before rows have been read, four bytes for each
+    packed value are enough for all but extreme integers, and a list is taken to have one id.
     """
     each = shard_row_bytes(job.format.features)
-    return rows * each + vocabulary_bytes, rows * (packed_bytes or each) + 2 * vocabulary_bytes
+    lists = 4 * (rows * len(job.format.features.lists) if listed is None else listed)
+    return rows * each + lists + vocabulary_bytes, rows * (packed_bytes or each) + lists + 2 * vocabulary_bytes
 
 
 def _used_bytes(folder: Path) -> int:

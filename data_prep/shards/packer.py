@@ -18,6 +18,7 @@ import numpy as np
 from data_prep.files import save_array
 from data_prep.preparation import Piece, RowFormat, Rows
 from data_prep.scratch import Scratch
+from data_prep.shards.list_ids import ListGrouping
 from data_prep.shards.packing import pack, row_bytes
 from data_prep.vocabulary.encoding import Encoder
 from ssmpi.files import atomic_file
@@ -38,10 +39,14 @@ class Packer:
         """Bytes of a packed row."""
         return row_bytes(self.wide)
 
-    def pack(self, rows: Rows, shards: np.ndarray, at: np.ndarray, out: np.ndarray) -> None:
-        """Pack rows as the function ``packing.pack`` does."""
-        integers = self.of.packed(rows, self.encoder.vocabulary.about)
-        columns = (self.encoder.ids(rows), self.encoder.keys(rows), integers, rows.label)
+    def pack(
+        self, rows: Rows, shards: np.ndarray, at: np.ndarray, out: np.ndarray, lists: ListGrouping | None = None
+    ) -> None:
+        """Pack rows as the function ``packing.pack`` does; their lists go to ``lists``."""
+        integers, ids = self.of.packed(rows, self.encoder.vocabulary.about), self.encoder.ids(rows)
+        if lists:
+            ids = np.concatenate([ids, lists.add(self.encoder.list_ids(rows), rows.lists, shards)])
+        columns = (ids, self.encoder.keys(rows), integers, rows.label)
         pack(columns, self.wide, shards, at, out)
 
 

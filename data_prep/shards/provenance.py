@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from data_prep.files import file_checksum
 from data_prep.options import DLRM
 from data_prep.preparation import Preparation
@@ -19,7 +21,7 @@ from data_prep.shards.gather import WrittenShard
 from data_prep.splits import Ranges
 from data_prep.vocabulary.scan import PieceRecord
 from data_prep.vocabulary.vocabulary_file import STATED_MIN_COUNTS, Vocabulary
-from ssmpi.data.features import CRITEO
+from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.schema import VOCABULARY_NAME, Manifest, Split
 
 
@@ -51,7 +53,7 @@ def make_manifest(
     splits = {name: Split(tuple(w.entry for w in written if w.split == name), (rows,)) for name, rows in ranges.items()}
     files = {VOCABULARY_NAME: file_checksum(vocabulary.path)} | {w.entry.file: w.frame for w in written}
     checksums = source_checksums(records, len(job.sources))
-    features = job.format.features
+    features = _with_lengths(job.format.features, written)
     fields = features.dense + features.sparse
     missing = [sum(r.missing[f] for r in records) for f in range(len(fields))]
     provenance = {
@@ -77,6 +79,19 @@ def make_manifest(
         tuple(vocabulary.cardinalities), splits, job.labelled, json.loads(json.dumps(provenance)), features
     )
     return replace(manifest, provenance={**manifest.provenance, "manifest_checksum": manifest_checksum(manifest)})
+
+
+def _with_lengths(features: Features, written: Sequence[WrittenShard]) -> Features:
+    """The features with how many ids of each list a training row has on average."""
+    training = [shard for shard in written if shard.split == "train"]
+    if not (features.lists and training):
+        return features
+    means = np.sum([shard.listed for shard in training], axis=0) / sum(shard.entry.rows for shard in training)
+    lists = {
+        name: replace(features.lists[name], mean_length=float(mean))
+        for name, mean in zip(features.list_names, means, strict=True)
+    }
+    return replace(features, lists=lists)
 
 
 def _about_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:

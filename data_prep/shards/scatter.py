@@ -20,11 +20,46 @@ from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
 from data_prep.raw.sources import CHANGED
 from data_prep.scratch import Scratch
+from data_prep.shards.list_ids import ListGrouping
 from data_prep.shards.packer import KeptPiece, Packer, file_crc
 from data_prep.shards.packing import group
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.vocabulary.scan import PieceRecord
 from ssmpi.files import atomic_file
+
+
+@dataclass(frozen=True)
+class GroupedFile:
+    """What a piece has for its shards, grouped by shard. Beside it is a file with its checksum and the start of each
+    shard's.
+    """
+
+    path: Path
+
+    def save(self, content: np.ndarray, starts: np.ndarray) -> None:
+        """Write ``content``, rows or ids, of which shards begin at ``starts``, unsigned (shards + 1,)."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(f"{self.path.name}.tmp")
+        with atomic_file.naming(self.path), beside.open("wb") as out:
+            out.write(content.data)
+        beside.replace(self.path)
+        checksum = np.array([zlib.crc32(content.data)], dtype=starts.dtype)
+        save_array(self._index, np.concatenate([checksum, starts]))
+
+    def starts(self) -> np.ndarray:
+        """The start of each shard's: unsigned (shards + 1,)."""
+        found: np.ndarray = np.load(self._index)
+        return found[1:]
+
+    def saved(self) -> bool:
+        """Whether it is intact on disk."""
+        if not (self.path.is_file() and self._index.is_file()):
+            return False
+        return file_crc(self.path) == int(np.load(self._index)[0])
+
+    @property
+    def _index(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.npy")
 
 
 @dataclass(frozen=True)
@@ -40,34 +75,17 @@ class PlacedPiece:
         rows = self.record.splits if len(self.firsts) > 1 else [self.record.rows]
         return [layout.shard_of(first, first + n) for first, n in zip(self.firsts, rows, strict=True)]
 
-    def path(self, work: Path) -> Path:
-        """The path of its grouped rows."""
-        return work / "pieces" / f"piece-{self.record.source:04d}-{self.record.piece:06d}.rows"
+    def rows(self, work: Path) -> GroupedFile:
+        """Its packed rows uint8 (rows, row_bytes)."""
+        return GroupedFile(work / "pieces" / f"piece-{self.record.source:04d}-{self.record.piece:06d}.rows")
 
-    def save(self, work: Path, packed: np.ndarray, offsets: np.ndarray) -> None:
-        """Write the grouped rows uint8 (rows, row_bytes); ``offsets`` uint32 (shards + 1,) are the starts of the
-        groups.
-        """
-        path = self.path(work)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".tmp")
-        with atomic_file.naming(path), beside.open("wb") as out:
-            out.write(packed.data)
-        beside.replace(path)
-        checksum = np.array([zlib.crc32(packed.data)], dtype=np.uint32)
-        save_array(path.with_suffix(".npy"), np.concatenate([checksum, offsets]))
+    def lists(self, work: Path) -> GroupedFile:
+        """The ids int32 of its lists."""
+        return GroupedFile(self.rows(work).path.with_suffix(".lists"))
 
-    def offsets(self, work: Path) -> np.ndarray:
-        """The start of each shard's rows: uint32 (shards + 1,)."""
-        found: np.ndarray = np.load(self.path(work).with_suffix(".npy"))
-        return found[1:]
-
-    def saved(self, work: Path) -> bool:
-        """Whether the grouped rows are intact on disk."""
-        path, index = self.path(work), self.path(work).with_suffix(".npy")
-        if not (path.is_file() and index.is_file()):
-            return False
-        return file_crc(path) == int(np.load(index)[0])
+    def saved(self, work: Path, *, lists: bool) -> bool:
+        """Whether all of it is intact on disk."""
+        return self.rows(work).saved() and (not lists or self.lists(work).saved())
 
 
 def place(records: list[PieceRecord], by_split: bool) -> list[PlacedPiece]:
@@ -101,6 +119,7 @@ class Grouping:
         self._offsets = np.concatenate([[0], np.cumsum(counts)])
         self.at, self.rows, self._used = self._offsets[:-1].copy(), 0, [0] * len(self._by_split)
         self.out = placement.scratch.array("packed", (placed.record.rows, placement.packer.row_bytes), np.uint8)
+        self.lists = ListGrouping(len(counts)) if placement.packer.of.features.lists else None
 
     def next_shards(self, rows: int, split: np.ndarray | None) -> np.ndarray:
         """The shards int32 (rows,) of the next rows; ``split``: uint8 (rows,), if rows say theirs."""
@@ -116,8 +135,11 @@ class Grouping:
         return found
 
     def save(self) -> None:
-        """Write the grouped rows."""
-        self._placed.save(self._work, self.out, self._offsets.astype(np.uint32))
+        """Write the grouped rows and lists."""
+        if self.lists:
+            ids, starts = self.lists.grouped()
+            self._placed.lists(self._work).save(ids, starts.astype(np.uint64))
+        self._placed.rows(self._work).save(self.out, self._offsets.astype(np.uint32))
 
 
 def scatter(job: Preparation, placed: list[PlacedPiece], packer: Packer, layout: ShardLayout) -> None:
@@ -152,7 +174,7 @@ def _pieces(unit: Unit, by_key: Mapping[Piece, PlacedPiece]) -> list[PlacedPiece
 
 def _done(placed: PlacedPiece, placement: Destination) -> bool:
     """Whether a piece need not be read: it is grouped, or has been kept and is grouped now."""
-    if placed.record.rows == 0 or placed.saved(placement.work):
+    if placed.record.rows == 0 or placed.saved(placement.work, lists=bool(placement.packer.of.features.lists)):
         return True
     kept = KeptPiece(placement.work, placed.record.key, placement.packer.row_bytes)
     if not kept.intact(placed.record.rows):
@@ -171,7 +193,7 @@ def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, placement: Destinatio
         if grouping.rows + block.rows > rows:
             raise RawDataError(CHANGED.format(opened.source.path))
         shards = grouping.next_shards(block.rows, block.split)
-        placement.packer.pack(block, shards, grouping.at, grouping.out)
+        placement.packer.pack(block, shards, grouping.at, grouping.out, grouping.lists)
         placement.progress.advance(read, block.rows)
     if grouping.rows != rows or opened.digest != placed.record.digest:
         raise RawDataError(CHANGED.format(opened.source.path))

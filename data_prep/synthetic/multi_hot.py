@@ -40,7 +40,7 @@ def other_token(masks: np.ndarray, cardinality: int, token: int, k: int) -> int:
     key = (np.uint64(masks[0]) << np.uint64(32)) | np.uint64(masks[1])
     draw = mix(mix(key + np.uint64(token)) + np.uint64(k) * np.uint64(0x9E3779B97F4A7C15))
     rank = np.int64(((draw >> np.uint64(32)) * np.uint64(cardinality)) >> np.uint64(32))
-    return rank + token // cardinality * cardinality
+    return int(rank + token // cardinality * cardinality)
 
 
 def header(labelled: bool) -> bytes:

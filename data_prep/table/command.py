@@ -93,7 +93,7 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
 
 def _refuse_without_vocabulary(schema: Schema, options: PrepareOptions) -> None:
     """UserError for options of vocabularies if all categorical columns are hashed."""
-    if not all(column.hash for column in schema.categorical.values()):
+    if not all(column.hash for column in schema.sparse.values()):
         return
     if options.min_count > 1:
         raise UserError(

@@ -28,18 +28,19 @@ class TableFormat(RowFormat):
 
     def least_count(self, feature: int, options: Any) -> int:
         """That of the schema, else of the command line."""
-        return self.schema.categorical[self.features.sparse[feature]].min_count or options.min_count
+        return self.schema.sparse[self.features.sparse[feature]].min_count or options.min_count
 
     def hash_range(self, feature: int) -> int:
         """That of the schema."""
-        return self.schema.categorical[self.features.sparse[feature]].hash
+        return self.schema.sparse[self.features.sparse[feature]].hash
 
     def awaits(self, *, fitting: bool) -> list[str]:
-        """Vocabularies, means and deviations, by column."""
-        counted = [name for name, column in self.schema.categorical.items() if not column.hash]
+        """Vocabularies, means and deviations, by column; and lists are not kept until their shards are known."""
+        counted = [name for name, column in self.schema.sparse.items() if not column.hash]
         scaled = [name for name, column in self.schema.dense.items() if column.transform == "standardize"]
         what = {"the vocabulary of": counted, "mean and deviation of": scaled}
-        return [f"{text} {some(names, 3)}" for text, names in what.items() if names and fitting]
+        found = [f"{text} {some(names, 3)}" for text, names in what.items() if names and fitting]
+        return found + [f"the shards of the lists of {some(self.schema.lists, 3)}"] * bool(self.schema.lists)
 
     def largest(self, found: Any) -> list[int]:
         """All bits of float32."""
@@ -51,7 +52,7 @@ class TableFormat(RowFormat):
         mean = moments[:, 1] / number
         deviation = np.sqrt(np.maximum(moments[:, 2] / number - mean * mean, 0))
         scale = np.stack([mean, np.where(deviation > 0, deviation, 1)], axis=1)
-        hashed = {name: column.hash for name, column in self.schema.categorical.items() if 0 < column.hash < KEYS}
+        hashed = {name: column.hash for name, column in self.schema.sparse.items() if 0 < column.hash < KEYS}
         about = {"features": list(self.features.sparse), "hashed": hashed, "scale": scale.tolist()}
         if self.features.keyed:  # only then, so that vocabularies without keys stay the same to the byte
             about["keyed"] = list(self.features.keyed)

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from data_prep.preparation import RawSource
 from data_prep.raw.sources import TextStream
+from data_prep.table.lists import are_lists
 from ssmpi.core.errors import DataError
 
 SEPARATORS = "\t,;|"
@@ -23,6 +24,18 @@ SAMPLE_ROWS = 1 << 16
 SAMPLE_BYTES = 1 << 21
 FEW = 64  # integers with fewer values are categories
 MANY = 10_000  # with more, those seen once are rare
+LIST_SEPARATORS = {
+    "|": 0.8,
+    ";": 0.8,
+    ",": 0.5,
+    " ": 0.2,
+}  # and the most distinct values in that many: lists repeat them
+LISTED_SHARE = 0.1  # of texts, that have the separator
+LISTED = {
+    pa.string(),
+    pa.large_string(),
+    *(getattr(pa, f"{u}int{bits}")() for u in ("", "u") for bits in (8, 16, 32, 64)),
+}
 
 
 @dataclass
@@ -40,7 +53,7 @@ def guess(source: RawSource, *, hashed: bool) -> str:
     sample = _of_parquet(source.path) if binary else _of_text(source)
     names = sample.rows.column_names
     label, time = _label(sample.rows), _time(sample.rows)
-    found: dict[str, list[str]] = {"dense": [], "categorical": [], "unused": []}
+    found: dict[str, list[str]] = {"dense": [], "categorical": [], "list": [], "unused": []}
     for name in names:
         if name in (time, label.split(" ")[0] if label else None):
             continue
@@ -55,6 +68,8 @@ def guess(source: RawSource, *, hashed: bool) -> str:
         lines.append(f"# time = {_quoted(time)}  # {'then split by it' if dates else 'then rows must be sorted by it'}")
     lines += sample.settings
     lines += ["", "[dense]", *found["dense"], "", "[categorical]", *found["categorical"], *found["unused"]]
+    if found["list"]:
+        lines += ["", "[list]  # longest: as many values as the longest list of these rows has", *found["list"]]
     lines += ["", "[split]", 'by = "rows"', "shares = [0.8, 0.1, 0.1]"]
     if dates:
         lines += ['# by = "time"  # instead of both', f"# train_until = {dates[0]}", f"# validation_until = {dates[1]}"]
@@ -129,12 +144,16 @@ def _dates(column: pa.ChunkedArray) -> list[str]:
 
 
 def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, str]:
-    """``dense``, ``categorical`` or ``unused``, and the line of one column."""
+    """``dense``, ``categorical``, ``list`` or ``unused``, and the line of one column."""
     kind, key = column.type, name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    if column.null_count < len(column) and are_lists(kind) and kind.value_type in LISTED:
+        return "list", _list(key, column, "")
     if column.null_count == len(column) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
         return "unused", f"# {key}: {kind}, left out"
+    if pa.types.is_string(kind) and (separator := _separator(column)):
+        return "list", _list(key, pc.split_pattern(column.cast(pa.string()), pattern=separator), separator)
     values = pc.count_distinct(column).as_py()
     scaled = "; takes a pass over the files, none and log1p do not" * hashed
     if pa.types.is_floating(kind):
@@ -147,6 +166,28 @@ def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, s
     more = "" if hashed or not rare else "; or hash = true: keys, for a dynamic table"
     kind_name = "integer" if integer else "string"
     return "categorical", f'{key} = {{ type = "{kind_name}"{rare} }}  # {values:,} values{more}'
+
+
+def _separator(column: pa.ChunkedArray) -> str:
+    """What lies between the values of lists in text; empty if there seem to be none."""
+    texts = pc.unique(column.cast(pa.string()).drop_null())
+    for separator, most in LIST_SEPARATORS.items():
+        values = pc.split_pattern(texts, pattern=separator).flatten()
+        listed = pc.sum(pc.match_substring(texts, separator)).as_py() or 0
+        if listed >= LISTED_SHARE * len(texts) and pc.count_distinct(values).as_py() <= most * len(values):
+            return separator
+    return ""
+
+
+def _list(key: str, lists: pa.ChunkedArray, separator: str) -> str:
+    """The line of a list column."""
+    values = pc.list_flatten(lists).drop_null()
+    text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    whole = not text or bool(pc.all(pc.match_substring_regex(values, r"^-?\d{1,18}$")).as_py())
+    distinct = pc.count_distinct(values).as_py()
+    settings = [f'type = "{"integer" if whole else "string"}"', f"longest = {pc.max(pc.list_value_length(lists))}"]
+    settings += [f"separator = {_quoted(separator)}"] * bool(separator) + ["min_count = 2"] * (distinct > MANY)
+    return f"{key} = {{ {', '.join(settings)} }}  # {distinct:,} values"
 
 
 def _quoted(text: str) -> str:

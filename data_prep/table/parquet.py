@@ -16,8 +16,9 @@ from data_prep.raw.sources import CHANGED
 from data_prep.table.arrow_strings import ARROW, missing_values, null_where_missing
 from data_prep.table.files import require_columns
 from data_prep.table.format import TableFormat
+from data_prep.table.lists import are_lists
 from data_prep.table.rows import Place, TableRows, without
-from data_prep.table.schema import INTEGER, NUMBER, STRING, TIMESTAMP, Schema
+from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, Schema
 from ssmpi.core.errors import DataError
 
 BATCH_ROWS = 1 << 14
@@ -156,6 +157,9 @@ class ParquetTable(TableFormat):
             if name in self._builder.hashed_strings and pa.types.is_dictionary(column.type):
                 columns[name] = column  # the builder looks at its distinct values alone
                 continue
+            if kind == LIST:
+                columns[name] = column
+                continue
             columns[name] = column.cast(ARROW[kind])
             if kind == STRING:
                 columns[name] = null_where_missing(columns[name], self._missing)
@@ -198,12 +202,13 @@ class ParquetTable(TableFormat):
             raise DataError(f"{source.path}: has no rows; leave it out")
         require_columns(self.schema, source.path, found.names)
         for name, kind in self._kinds.items():
-            if not _fits(found.field(name).type, kind):
+            of = self.schema.lists[name].type if kind == LIST else ""
+            if not (_can_list(found.field(name).type, of) if of else _fits(found.field(name).type, kind)):
                 dates = name == self.schema.time and self.schema.sorted
                 remedy = 'write split.by = "time"' if dates else "change its type there, or convert the column"
                 raise DataError(
-                    f"{source.path}: column {name!r} is {found.field(name).type}, which cannot be read as the {kind} "
-                    f"that {self.schema.path} says; {remedy}"
+                    f"{source.path}: column {name!r} is {found.field(name).type}, which cannot be read as the {kind}"
+                    f"{f' of {of}s' if of else ''} that {self.schema.path} says; {remedy}"
                 )
         return metadata
 
@@ -239,6 +244,15 @@ def _fits(found: pa.DataType, kind: str) -> bool:
     number = number or pa.types.is_decimal(found)
     moment = pa.types.is_timestamp(found) or pa.types.is_date(found)
     return {STRING: text, INTEGER: number, NUMBER: number, TIMESTAMP: moment}[kind] or pa.types.is_null(found)
+
+
+def _can_list(found: pa.DataType, element: str) -> bool:
+    """Whether a column can be read as lists of strings or of integers: it has such lists, or text to split."""
+    if not are_lists(found):
+        return _fits(found, STRING)
+    value = found.value_type
+    exact = element != INTEGER or pa.types.is_integer(value) or pa.types.is_null(value)
+    return exact and _fits(value, element)
 
 
 def _extent(metadata: parquet.FileMetaData, first: int, last: int) -> tuple[int, int]:

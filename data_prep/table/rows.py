@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,9 @@ import pyarrow.compute as pc
 from data_prep.preparation import Tally
 from data_prep.shards.shard_layout import draw_shards
 from data_prep.table.arrow_strings import EncodedStrings, hashes_of, tokens_of
+from data_prep.table.lists import ListReader
 from data_prep.table.schema import KEYS, REFUSE, STRING, Label, Schema
+from data_prep.token_lists import TokenLists
 from ssmpi.data.schema import SPLITS
 
 ROW_BITS, PIECE_BITS = 27, 21  # of the numbers that random splits are drawn for
@@ -42,6 +44,7 @@ class TableRows:
     split: np.ndarray | None = None
     times: np.ndarray | None = None
     only_train: bool = False  # count training rows alone
+    lists: Sequence[TokenLists] = ()
 
     @property
     def rows(self) -> int:
@@ -60,16 +63,23 @@ class TableRows:
         split = None if self.split is None else self.split[which]
         times = None if self.times is None else self.times[which]
         columns = self.label[which], self.dense[:, which], self.tokens[:, which], self.absent[:, which]
-        return TableRows(*columns, split, times, self.only_train)
+        lists = [one.take(which) for one in self.lists]
+        return TableRows(*columns, split, times, self.only_train, lists)
 
     def missing_bit(self, feature: int) -> tuple[np.ndarray, int]:
-        """Where the missing rows of a feature are marked."""
-        return self.absent[feature], 0
+        """Where the missing rows of a feature, or values of its lists, are marked."""
+        if feature < len(self.absent):
+            return self.absent[feature], 0
+        return np.zeros(len(self.lists[feature - len(self.absent)].tokens), dtype=np.uint8), 0
 
     def tally(self, into: Tally) -> None:
         """Count labels, missing values and rows of splits."""
         into.positives += int(self.label.sum())
-        into.missing += np.concatenate([np.isnan(self.dense).sum(axis=1), self.absent.sum(axis=1, dtype=np.int64)])
+        empty = np.array([np.count_nonzero(one.lengths == 0) for one in self.lists], dtype=np.int64)
+        into.missing += np.concatenate(
+            [np.isnan(self.dense).sum(axis=1), self.absent.sum(axis=1, dtype=np.int64), empty]
+        )
+        into.listed += sum(len(one.tokens) for one in self.lists)
         if self.split is not None:
             into.splits += np.bincount(self.split, minlength=len(SPLITS))
         if self.times is not None and self.rows:
@@ -101,7 +111,7 @@ class RowBuilder:
 
     def __init__(self, schema: Schema, seed: int, only_train: bool) -> None:
         self.schema, self._seed, self._only_train = schema, seed, only_train
-        self._encoded = EncodedStrings(schema)
+        self._encoded, self._lists = EncodedStrings(schema), ListReader(schema)
         others = {schema.label.column if schema.label else "", schema.split.column, schema.time}
         self.hashed_strings = [
             name for name, column in schema.categorical.items() if column.type == STRING and name not in others
@@ -123,13 +133,18 @@ class RowBuilder:
                 continue
             absent[f] = columns[name].is_null().to_numpy(zero_copy_only=False)
             tokens[f] = (hashes_of if schema.categorical[name].hash == KEYS else tokens_of)(columns[name])
+        lists = []
+        for name, listed in schema.lists.items():
+            found, wrong = self._lists.read(name, listed, columns[name])
+            lists.append(found)
+            bad |= wrong
         label = self._labels(columns, bad) if schema.label else np.zeros(rows, dtype=np.uint8)
         times = _numbers(columns[schema.time]) if schema.sorted or schema.split.by == "time" else None
         split = self._splits(columns, times, rows, place, bad)
         if schema.sorted and times is not None:
             self._check_order(times, place, bad)
-        found = TableRows(label, dense, tokens, absent, split, times if schema.sorted else None, self._only_train)
-        return found, bad
+        times = times if schema.sorted else None
+        return TableRows(label, dense, tokens, absent, split, times, self._only_train, lists), bad
 
     def _check_dense(self, name: str, values: np.ndarray, bad: dict[int, Problem]) -> None:
         column = self.schema.dense[name]

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.core.errors import UserError
-from ssmpi.data.features import Features
+from ssmpi.data.features import Features, ListOptions
 
-NUMBER, INTEGER, STRING, TIMESTAMP = "number", "integer", "string", "timestamp"
+NUMBER, INTEGER, STRING, TIMESTAMP, LIST = "number", "integer", "string", "timestamp", "list"
 TRANSFORMS = ("none", "log1p", "standardize")
 REFUSE = "refuse"
 MOST_RANGE = 2**31 - 3
+MOST_LISTED = 100_000  # values of a list
 KEYS = 2**64  # the range of hashes that are keys of a dynamic table, in place of ids
 
 
@@ -50,6 +51,18 @@ class Categorical:
     hash: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListColumn(Categorical):
+    """A sparse feature with a list in each row, pooled by ``pooling``. ``separator``: what lies between the values in
+    text. A list of more than ``longest`` values is bad, or ends there with ``truncate``.
+    """
+
+    longest: int
+    separator: str = "|"
+    truncate: bool = False
+    pooling: str = "sum"
+
+
 @dataclass(frozen=True)
 class SplitRule:
     """Which split a row is in: by its number, at random, by ``column`` (``values``: the splits of its values) or by
@@ -70,6 +83,7 @@ class Schema:
     path: Path
     dense: Mapping[str, Dense]
     categorical: Mapping[str, Categorical]
+    lists: Mapping[str, ListColumn] = field(default_factory=dict)
     label: Label | None = None
     time: str = ""
     group: str = ""
@@ -80,9 +94,15 @@ class Schema:
 
     @property
     def features(self) -> Features:
-        """The features, in the order of the schema."""
+        """The features, in the order of the schema; lists after the other sparse ones."""
         keyed = tuple(name for name, column in self.categorical.items() if column.hash == KEYS)
-        return Features(tuple(self.dense), tuple(self.categorical), keyed=keyed)
+        lists = {name: ListOptions(column.pooling, longest=column.longest) for name, column in self.lists.items()}
+        return Features(tuple(self.dense), tuple(self.sparse), lists, keyed)
+
+    @property
+    def sparse(self) -> dict[str, Categorical]:
+        """The columns that are sparse features."""
+        return {**self.categorical, **self.lists}
 
     @property
     def sorted(self) -> bool:
@@ -93,6 +113,7 @@ class Schema:
         """How each column that is used is read; UserError if two uses disagree."""
         wanted = [(name, NUMBER) for name in self.dense]
         wanted += [(name, column.type) for name, column in self.categorical.items()]
+        wanted += [(name, LIST) for name in self.lists]
         if self.label:
             wanted.append((self.label.column, self.label.kind))
         if self.split.by == "column":
@@ -121,11 +142,13 @@ class Schema:
         return {
             "dense": [[name, column.transform] for name, column in self.dense.items()],
             "categorical": [[name, column.type, column.hash] for name, column in self.categorical.items()],
-        }
+        } | ({"lists": [[name, column.type, column.hash] for name, column in self.lists.items()]} if self.lists else {})
 
     def identity(self) -> dict[str, Any]:
         """Everything the output depends on, as JSON has it; no path."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        if not self.lists:  # as by versions that knew none
+            del found["lists"]
         return {f"schema.{name}": value for name, value in found.items() if name != "path"}
 
 

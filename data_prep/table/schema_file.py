@@ -6,12 +6,14 @@ import difflib
 import re
 import tomllib
 from datetime import UTC, date, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from data_prep.table.schema import (
     INTEGER,
     KEYS,
+    MOST_LISTED,
     MOST_RANGE,
     NUMBER,
     REFUSE,
@@ -21,11 +23,13 @@ from data_prep.table.schema import (
     Categorical,
     Dense,
     Label,
+    ListColumn,
     Schema,
     SplitRule,
     some,
 )
 from ssmpi.core.errors import UserError
+from ssmpi.data.features import POOLINGS
 from ssmpi.data.schema import SPLITS
 
 RULE = re.compile(r"\s*(\S+)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
@@ -44,16 +48,13 @@ def read_schema(path: Path) -> Schema:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a TOML file: {error}") from error
     _known(path, "", body, {"label", "time", "group", "table", "dense", "categorical", "list", "split"})
-    if body.get("list"):
-        raise UserError(
-            f"{path}: list.{next(iter(body['list']))}: lists of ids cannot be prepared yet; leave the column out"
-        )
     table = body.get("table", {})
     _known(path, "table", table, {"separator", "columns", "missing"})
     schema = Schema(
         path=path,
         dense={name: _dense(path, name, value) for name, value in body.get("dense", {}).items()},
         categorical={name: _categorical(path, name, value) for name, value in body.get("categorical", {}).items()},
+        lists={name: _list(path, name, value) for name, value in body.get("list", {}).items()},
         label=_label(path, body["label"]) if "label" in body else None,
         time=_string(path, "time", body.get("time", "")),
         group=_string(path, "group", body.get("group", "")),
@@ -68,11 +69,13 @@ def read_schema(path: Path) -> Schema:
 
 def _check(schema: Schema) -> None:
     path = schema.path
-    if not schema.categorical:
-        raise UserError(f"{path}: no [categorical] column, and so nothing to embed; name at least one")
-    if both := sorted(set(schema.dense) & set(schema.categorical)):
-        raise UserError(f"{path}: {both[0]!r} is in [dense] and in [categorical]; leave one out")
-    if schema.label and schema.label.column in (*schema.dense, *schema.categorical):
+    if not schema.sparse:
+        raise UserError(f"{path}: no [categorical] or [list] column, and so nothing to embed; name at least one")
+    kinds = {"dense": schema.dense, "categorical": schema.categorical, "list": schema.lists}
+    for (one, some_names), (other, names) in combinations(kinds.items(), 2):
+        if both := sorted(set(some_names) & set(names)):
+            raise UserError(f"{path}: {both[0]!r} is in [{one}] and in [{other}]; leave one out")
+    if schema.label and schema.label.column in (*schema.dense, *schema.sparse):
         raise UserError(f"{path}: the label {schema.label.column!r} is a feature too; leave it out of the features")
     if len(schema.separator.encode()) != 1:
         raise UserError(f'{path}: table.separator {schema.separator!r} is not one character; write "," or "\\t"')
@@ -143,18 +146,47 @@ def _categorical(path: Path, name: str, value: object) -> Categorical:
     settings = {"type": value} if isinstance(value, str) else value
     _known(path, place, settings, {"type", "min_count", "hash"})
     assert isinstance(settings, dict)
+    keyed = settings.get("hash") is True
+    kind, least, slots = _tokens(path, place, settings | {"hash": 1} if keyed else settings)
+    return Categorical(kind, least, KEYS if keyed else slots)
+
+
+def _tokens(path: Path, place: str, settings: dict[str, Any]) -> tuple[str, int, int]:
+    """Type, minimum count and range of hashes of a sparse feature's tokens."""
     kind = settings.get("type", STRING)
     if kind not in (STRING, INTEGER):
         raise UserError(f"{path}: {place}: type {kind!r} is neither {STRING!r} nor {INTEGER!r}")
-    keyed = settings.get("hash") is True
-    for key, other in (("min_count", ""), ("hash", ", or true for 64-bit keys")):
+    for key, other in (("min_count", ""), ("hash", ", or true for 64-bit keys" * place.startswith("categorical"))):
         number = settings.get(key, 1)
-        whole = type(number) is int and 1 <= number <= MOST_RANGE
-        if not (whole or (key == "hash" and keyed)):
+        if type(number) is not int or not 1 <= number <= MOST_RANGE:
             raise UserError(f"{path}: {place}: {key} is {number!r}, not a whole number from 1 to {MOST_RANGE:,}{other}")
     if "min_count" in settings and "hash" in settings:
         raise UserError(f"{path}: {place}: hashed tokens are not counted; leave out min_count or hash")
-    return Categorical(kind, settings.get("min_count", 0), KEYS if keyed else settings.get("hash", 0))
+    return kind, settings.get("min_count", 0), settings.get("hash", 0)
+
+
+def _list(path: Path, name: str, value: object) -> ListColumn:
+    place = f"list.{name}"
+    known = {"type", "min_count", "hash", "longest", "separator", "truncate", "pooling"}
+    _known(path, place, value, known)
+    assert isinstance(value, dict)
+    longest, truncate, pooling = value.get("longest"), value.get("truncate", False), value.get("pooling", POOLINGS[0])
+    if type(longest) is not int or not 1 <= longest <= MOST_LISTED:
+        found = "is missing" if longest is None else f"is {longest!r}"
+        raise UserError(
+            f"{path}: {place}: longest {found}; write the most values that a row may have, 1 to {MOST_LISTED:,}"
+        )
+    separator = _string(path, f"{place}.separator", value.get("separator", "|"))
+    if not separator or "\n" in separator:
+        raise UserError(f'{path}: {place}: separator {separator!r} is not text within a line; write for example "|"')
+    if type(truncate) is not bool:
+        raise UserError(f"{path}: {place}: truncate is {truncate!r}, not true or false")
+    if pooling not in POOLINGS:
+        raise UserError(f"{path}: {place}: pooling is {pooling!r}, not {' or '.join(map(repr, POOLINGS))}")
+    kind, least, slots = _tokens(path, place, value)
+    return ListColumn(
+        type=kind, min_count=least, hash=slots, longest=longest, separator=separator, truncate=truncate, pooling=pooling
+    )
 
 
 def _split(path: Path, found: object) -> SplitRule:

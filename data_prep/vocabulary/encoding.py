@@ -30,8 +30,9 @@ class Encoder:
         tokens = reduce_tokens(rows.tokens, self.vocabulary.max_ind_range)
         ids = look_up(tokens, rows, self.tables, reserved=self.vocabulary.reserved)
         for f, slots in self.vocabulary.hashed.items():
-            missing, _ = rows.missing_bit(f)
-            ids[f] = np.where(missing, MISSING_ID, RESERVED_IDS + (tokens[f] % np.uint64(slots)).astype(np.int32))
+            if f < len(tokens):
+                missing, _ = rows.missing_bit(f)
+                ids[f] = np.where(missing, MISSING_ID, _hashed(tokens[f], slots))
         if not self.vocabulary.reserved and ids.size and ids.min() < 0:
             row, feature = np.argwhere(ids.T < 0)[0]
             raise RawDataError(
@@ -48,6 +49,22 @@ class Encoder:
             missing, _ = rows.missing_bit(f)
             keys[:] = np.where(missing, MISSING_KEY, np.where(rows.tokens[f] == 0, KEY_OF_ZERO, rows.tokens[f]))
         return found.view(np.int64)
+
+    def list_ids(self, rows: Rows) -> list[np.ndarray]:
+        """Ids int32 (tokens,) of each list feature's tokens."""
+        found = []
+        for f, one in enumerate(rows.lists, start=len(rows.tokens)):
+            slots = self.vocabulary.hashed.get(f)
+            tokens = one.tokens[None]
+            found.append(
+                _hashed(one.tokens, slots) if slots else look_up(tokens, rows, self.tables, reserved=True, first=f)[0]
+            )
+        return found
+
+
+def _hashed(tokens: np.ndarray, slots: int) -> np.ndarray:
+    """Ids int32 of tokens in a range of so many."""
+    return RESERVED_IDS + (tokens % np.uint64(slots)).astype(np.int32)
 
 
 def in_memory(vocabulary: Vocabulary) -> Encoder:

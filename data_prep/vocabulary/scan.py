@@ -46,6 +46,7 @@ class PieceRecord:
     times: list[float]
     skipped: dict[str, list[int]]
     digest: str
+    listed: int = 0
 
     @property
     def key(self) -> Piece:
@@ -95,9 +96,10 @@ class ScanRun:
 
     def count(self, rows: Rows, position: int) -> None:
         """Count the tokens of ``rows``, the first at ``position``; spill before the tables outgrow their bound."""
-        if sum(table.bytes_with(rows.rows) for table in self._tables) > self._budget:
+        tokens = [*reduce_tokens(rows.tokens, self._modulus), *(one.tokens for one in rows.lists)]
+        wanted = zip(self._tables, tokens, strict=True)
+        if sum(table.bytes_with(len(some)) for table, some in wanted) > self._budget:
             self._spill()
-        tokens = reduce_tokens(rows.tokens, self._modulus)
         for f, table in enumerate(self._tables):
             if not self._hashed[f]:
                 table.take(rows, f, tokens[f], position)
@@ -205,6 +207,7 @@ def _scan_piece(
         times=tally.times,
         skipped=opened.skipped,
         digest=opened.digest,
+        listed=tally.listed,
     )
 
 

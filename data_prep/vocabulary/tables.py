@@ -179,7 +179,9 @@ class TokenTable(ABC):
         return self.slot_bytes * (slots + slots // 2)
 
     def take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> None:
-        """Add ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``; the first row is at ``position``."""
+        """Add ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``, or those of its lists; the first row is at
+        ``position``.
+        """
         state = np.array([0, self.entries, 0, 0], dtype=np.int64)
         while True:
             state[2] = int(LOAD * (1 << self._bits))

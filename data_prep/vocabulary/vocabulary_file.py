@@ -218,8 +218,9 @@ class Vocabulary:
     def texts(self, feature: int) -> Callable[[int], str]:
         """Tokens of a feature for people: of Criteo and of strings, of which hashes are kept, in hexadecimal."""
         tokens = self.column(feature, "token")
-        table = self.about.get("table")
-        if table and table["categorical"][feature][1] == "integer":
+        table = self.about.get("table", {})
+        kinds = {name: kind for name, kind, *_ in (*table.get("categorical", ()), *table.get("lists", ()))}
+        if kinds.get(self.names[feature]) == "integer":
             return lambda i: str(tokens.view(np.int64)[i])
         return lambda i: f"{tokens[i]:08x}"
 

@@ -299,7 +299,6 @@ WRONG = [
     (settings('"integer"', '"int"'), "out.toml: categorical.user: type 'int' is neither 'string' nor 'integer'"),
     (settings("hash = 10", "hash = 0"), "out.toml: categorical.shop: hash is 0, not a whole number"),
     (settings("hash = 10", "hash = 10, min_count = 2"), "out.toml: categorical.shop: hashed tokens are not counted"),
-    (settings("[categorical]", "[list]\ngenres = {}\n[categorical]"), "out.toml: list.genres: lists of ids cannot be"),
     (settings("[categorical]", "[categories]"), "out.toml: unknown setting categories; did you mean 'categorical'?"),
     (settings("[dense]", "[dense"), "out.toml: not a TOML file: "),
     (settings('group = "user"', 'group = "age"'), "out.toml: group 'age' is not in [categorical]"),
