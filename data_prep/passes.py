@@ -88,8 +88,8 @@ def _make(job: Preparation) -> Manifest:
 
 
 def _first_pass(job: Preparation, packer: Packer | None) -> ScanResult:
-    """Check all rows; keep them if they can be packed, else count those that the vocabulary is fitted on, as far as they
-    are known before.
+    """Check all rows; keep them if they can be packed, else count those that the vocabulary is fitted on, if they are
+    known before.
     """
     if packer:
         return scan(job, SCAN, "check and encode", None, Keeper(job.work, packer, Scratch()).open)

@@ -56,7 +56,8 @@ def _plan(job: Preparation) -> str:
     if not job.awaits:
         return "passes: the files are read once; nothing has to be known of all rows before they can be encoded"
     why = ", ".join(job.awaits)
-    if job.fitting and job.options.fit_on == "train" and not job.format.splits_rows:
+    counts_first = job.fitting and job.options.fit_on == "train" and not job.format.splits_rows
+    if counts_first and job.format.known_rows(job) is None:
         return (
             f"passes: the files are read three times: to count rows, which says which are trained on; for {why}; to "
             "encode"
