@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.core.run_options import EvaluateOptions
     from ssmpi.core.stop import Stop
+    from ssmpi.data.cursor import DataCursor
     from ssmpi.data.schema import Manifest
     from ssmpi.model.estimates import Estimates
     from ssmpi.model.replica import ThreadModel
+    from ssmpi.roles.common_model import CommonModel
 
 EVALUATION_THREADS = 500  # message tags of evaluating threads start here, after the worker threads'
 
@@ -125,13 +127,16 @@ class Evaluator:
 @dataclass
 class Evaluations:
     """A trainer's evaluations during a run: scored, and recorded if there are ``results``, on the first trainer. Every
-    trainer makes the same calls, while training is paused. ``data`` knows the splits.
+    trainer makes the same calls, while training is paused. ``data`` knows the splits. The common ``model`` is scored
+    once ``rest`` has returned: then all pushes are applied.
     """
 
     evaluator: Evaluator
     data: Manifest
     waiting: WaitOptions
     results: RunResults | None
+    model: CommonModel
+    rest: Callable[[], None]
 
     @property
     def options(self) -> EvaluateOptions:
@@ -147,6 +152,18 @@ class Evaluations:
         """Whether a split can be scored."""
         return self.data.has_rows(split) and self.data.labelled
 
+    def score_model(self, split: str) -> Scored | None:
+        """Score the common model on a split, if the data set has it."""
+        if not self.has(split):
+            return None
+        self._come_to_rest()
+        return self.score(split, self.model.weights())
+
+    def _come_to_rest(self) -> None:
+        self.rest()
+        if self.results:
+            self.results.logbook.window()
+
     def score(self, split: str, vector: np.ndarray) -> Scored | None:
         """Score weights on a split. None, on all trainers, if a stop interrupted it."""
         clock = Clock()
@@ -156,18 +173,24 @@ class Evaluations:
             return None
         return Scored(vector, metrics, clock.wall)
 
-    def score_ahead(self, part: int, reader: SplitReader, blocks: Sequence[int], vector: np.ndarray) -> None:
-        """Score weights on the blocks of a part that is trained on next, and record that. All trainers may have to stop
-        after it. The rows are verified before they are dealt: damaged ones end the run there.
+    def score_ahead(self, part: int, cursor: DataCursor) -> bool:
+        """With ``evaluate.progressive``, score the common model on a part whose rows nobody has seen, and record that;
+        False if it was done before. All trainers may have to stop after it. The rows are verified before they are
+        dealt: damaged ones end the run there.
         """
-        clock = Clock()
-        found = self.evaluator.measure(reader, blocks, vector, self.waiting)
+        blocks = cursor.unseen() if self.options.progressive else []
+        if not blocks or self._is_scored_ahead(part):
+            return False
+        self._come_to_rest()
+        vector, clock = self.model.weights(), Clock()
+        found = self.evaluator.measure(cursor.reader, blocks, vector, self.waiting)
         if found is None:
             self.evaluator.stop.agree()
         elif self.results:
             self.results.scored_ahead(part, *found, clock.wall)
+        return True
 
-    def is_scored_ahead(self, part: int) -> bool:
+    def _is_scored_ahead(self, part: int) -> bool:
         """Whether a part was scored before, as the first trainer knows it. Every trainer calls it."""
         scored = np.array([self.results is not None and self.results.is_scored_ahead(part)], np.float32)
         self.share(scored, "trainer 0 (to score the next rows)")

@@ -16,7 +16,7 @@ from ssmpi.checkpoint.manager import CheckpointManager
 from ssmpi.checkpoint.trainer_state import SELECTION, LiveState, TrainerState
 from ssmpi.comm import failure
 from ssmpi.comm.signals import stop_requested
-from ssmpi.comm.waiting import SUPERVISOR, Backoff, wait
+from ssmpi.comm.waiting import wait
 from ssmpi.comm.world import World
 from ssmpi.core.protocols import DenseStep
 from ssmpi.core.stop import Stop
@@ -27,7 +27,6 @@ from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
 from ssmpi.files.log import during
 from ssmpi.host import cpu_usage
 from ssmpi.host.clock import Clock
-from ssmpi.metrics.results import Scored
 from ssmpi.metrics.trainer_report import TrainerReport
 from ssmpi.recovery import restart
 from ssmpi.recovery.row_saves import RowSaves
@@ -40,6 +39,7 @@ from ssmpi.roles.evaluate import Evaluations, Evaluator
 from ssmpi.roles.model_selection import ModelSelection
 from ssmpi.roles.shard_check import check, share
 from ssmpi.roles.snapshot import Snapshots
+from ssmpi.roles.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -91,12 +91,15 @@ class Trainer:
         self._checkpoints = CheckpointManager(context, logbook, self.progress.examples_of_all)
         scoring = partial(self.replica.scoring_model, config.model.top_k_scoring)
         evaluator = Evaluator(config.evaluate, self._reader.folder, world, self.tables.lookups, scoring, self._stop)
-        self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results)
+        self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results, self._model, self._rest)
         selected = saved.state.get(SELECTION) if saved else None
         self._selection = ModelSelection(
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
         self._notes = RunNotes(self._recovery, logbook, self._run_so_far, saved)
+        self._supervisor = Supervisor(
+            self._control, self._checkpoints, self.progress, self._lanes, self.start, self._report
+        )
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
         self._save_agreed, self._started, self._came_to_rest = False, False, 0.0
 
@@ -118,7 +121,8 @@ class Trainer:
         if self._selection.ended_by:
             return
         for part in self._cursor.parts():
-            self._score_ahead(part)
+            if self._evaluations.score_ahead(part, self._cursor):
+                self._notes.write()
             if self.stopped:
                 return
             yield part
@@ -162,8 +166,7 @@ class Trainer:
                 self._rest()  # all begin together: otherwise the first one that is ready would take the others' blocks
             cpu_usage.set_up()
             lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
-            examples = self.progress.examples_of_all
-            restart.resumed(self._recovery, self._notes, examples, lost, self.world.trainers)
+            restart.resumed(self._recovery, self._notes, self.progress.examples_of_all, lost, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True
@@ -171,10 +174,10 @@ class Trainer:
         self._control.begin(self._cursor.dispatcher)
         self.world.traffic.on = True
         self.pace.begin()
-        self._run_threads(hogwild, help_lane)
+        self._supervisor.run(hogwild, help_lane, self)
         self._cursor.close()
         clock, closing = Clock(), self.start("closing", self.pace.end)
-        self._supervise(lambda: not closing.is_alive(), finished=True)
+        self._supervisor.until(lambda: not closing.is_alive(), finished=True)
         self.world.traffic.on = False
         self._checkpoints.poll(self.progress.examples_of_all)
         wishes = np.array([self._stop.stopping, self._checkpoint_due()], np.float32)
@@ -186,19 +189,6 @@ class Trainer:
         self._sweep()
         self._came_to_rest = clock.wall
 
-    def _run_threads(self, hogwild: Callable[[int, Trainer], None], help_lane: Callable[[int, Trainer], None]) -> None:
-        """Supervise workers and helpers until all have ended."""
-        self._lanes.begin(self.start)
-        threads = [self.start(f"helper {k}", help_lane, k, self) for k in self._lanes.helpers]
-        threads += [self.start(f"worker {k}", self._work, hogwild, k) for k in self._lanes.workers]
-        self._supervise(lambda: not any(thread.is_alive() for thread in threads), finished=False)
-        self._lanes.end()
-
-    def _work(self, hogwild: Callable[[int, Trainer], None], thread: int) -> None:
-        """A worker thread: when its batches end, its helpers end too."""
-        hogwild(thread, self)
-        self._lanes.close(thread)
-
     def start(self, name: str, body: Callable[..., object], *arguments: object) -> Thread:
         """Start a guarded thread of this rank."""
         return failure.start(self.world, name, body, *arguments)
@@ -209,7 +199,7 @@ class Trainer:
         """
         if self.stopped or self._cursor.position.left:
             return
-        if scored := self._score_model(split):
+        if scored := self._evaluations.score_model(split):
             self._selection.consider(scored)
         if not self.stopped:
             self._notes.evaluated(self._cursor.position.part)
@@ -221,30 +211,11 @@ class Trainer:
         if self.stopped:
             return
         evaluations, selection = self._evaluations, self._selection
-        if not selection.scored_finally and (scored := self._score_model(split)):
+        if not selection.scored_finally and (scored := evaluations.score_model(split)):
             evaluations.record(split, scored, best=selection.best_on(split))
         evaluations.score_replica(split, lambda: self._model.gathered(self.replica.vector))
         if self.stopped:
             self.save()
-
-    def _score_ahead(self, part: int) -> None:
-        """With ``evaluate.progressive``, score the common model on a part whose rows nobody has seen, once."""
-        blocks = self._cursor.unseen() if self.config.evaluate.progressive else []
-        if blocks and not self._evaluations.is_scored_ahead(part):
-            self._rest()
-            if self._results:
-                self._results.logbook.window()
-            self._evaluations.score_ahead(part, self._cursor.reader, blocks, self._model.weights())
-            self._notes.write()
-
-    def _score_model(self, split: str) -> Scored | None:
-        """Score the common model on one split, if the data set has it."""
-        if not self._evaluations.has(split):
-            return None
-        self._rest()
-        if self._results:
-            self._results.logbook.window()
-        return self._evaluations.score(split, self._model.weights())
 
     def checkpoint_if_due(self) -> None:
         """Save a checkpoint, if one is due."""
@@ -294,9 +265,7 @@ class Trainer:
         wait(self.world.trainers.ibarrier(), self.config.waiting, "the first trainer (to free rows of dynamic tables)")
 
     def _gathered(self, trainer: int, report: TrainerReport) -> None:
-        """Take one trainer's report, on the first trainer; with its own it also exchanges status with the embedding
-        PSs.
-        """
+        """Take a trainer's report, on the first one; with its own it also exchanges status with the embedding PSs."""
         assert self._results
         if trainer == self.world.index:
             self._row_saves.exchange(self.progress.examples_of_all)
@@ -329,16 +298,3 @@ class Trainer:
             iterations=float(self.batches), **sync.figures(self.synchronizers),
             traffic=self.world.traffic.totals(), sums=quality.sums, histogram=quality.histogram,
         )  # fmt: skip
-
-    def _supervise(self, done: Callable[[], bool], *, finished: bool) -> None:
-        """Serve the control conversation until ``done()`` and, at the end of a part, until no other trainer needs this
-        one.
-        """
-        pause = Backoff(SUPERVISOR)
-        while True:
-            ended = done()
-            self._checkpoints.poll(self.progress.examples_of_all)
-            free = self._control.tick(self._report, finished=finished and ended)
-            if ended and (free or not finished):
-                return
-            pause.nap()
