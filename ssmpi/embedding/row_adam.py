@@ -24,13 +24,9 @@ def adam(
     """m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v); w -= rate * m' / (sqrt(v') + epsilon), where m' = m /
     (1 - beta1^t) and v' = v / (1 - beta2^t). ``state`` (rows, 2 * width + 1) has m, v and t of each row.
     """
-    width, keep = weights.shape[1], np.float32(numbers[BETA2])
-    take, add = np.float32(1.0 - numbers[BETA1]), np.float32(1.0 - numbers[BETA2])
+    width, (take, keep, add) = weights.shape[1], shares(numbers)
     for k in range(rows.shape[0]):
-        ask_for_row(weights, rows, k)
-        ask_for_row(state, rows, k)
-        r = rows[k]
-        step, scale = counted(state[r], rate, numbers)
+        r, step, scale = counted(weights, state, rows, k, rate, numbers)
         for j in range(width):
             g = gradients[k, j]
             mean = state[r, j] + take * (g - state[r, j])
@@ -47,13 +43,9 @@ def partial_rowwise_adam(
     """As ``adam``, with one v for each group of columns, a mean of g^2 over them: the ``vector``, if it is not 0, and
     the first-order weight, if there is one. ``state`` (rows, width + groups + 1) has m, the v and t of each row.
     """
-    width, keep = weights.shape[1], np.float32(numbers[BETA2])
-    take, add = np.float32(1.0 - numbers[BETA1]), np.float32(1.0 - numbers[BETA2])
+    width, (take, keep, add) = weights.shape[1], shares(numbers)
     for k in range(rows.shape[0]):
-        ask_for_row(weights, rows, k)
-        ask_for_row(state, rows, k)
-        r = rows[k]
-        step, scale = counted(state[r], rate, numbers)
+        r, step, scale = counted(weights, state, rows, k, rate, numbers)
         group = width
         for first, last in ((0, vector), (vector, width)):
             if first == last:
@@ -72,11 +64,22 @@ def partial_rowwise_adam(
 
 
 @njit(cache=True, nogil=True)
-def counted(state: np.ndarray, rate: float, numbers: np.ndarray) -> tuple[np.float32, np.float32]:
-    """Count a step of a row, at the end of its ``state``; the rate over the correction of m, and 1 over the root of
-    that of v.
+def shares(numbers: np.ndarray) -> tuple[np.float32, np.float32, np.float32]:
+    """How much a step takes of a gradient into m, keeps of v, and adds of a square to v."""
+    return np.float32(1.0 - numbers[BETA1]), np.float32(numbers[BETA2]), np.float32(1.0 - numbers[BETA2])
+
+
+@njit(cache=True, nogil=True)
+def counted(
+    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, k: int, rate: float, numbers: np.ndarray
+) -> tuple[np.int32, np.float32, np.float32]:
+    """Count a step of the row ``rows[k]``, at the end of its state, and ask for a later row. The row; the rate over the
+    correction of m, and 1 over the root of that of v.
     """
-    state[-1] += np.float32(1.0)  # stays at 2^24, where nothing is left to correct
-    steps = np.float64(state[-1])
+    ask_for_row(weights, rows, k)
+    ask_for_row(state, rows, k)
+    r = rows[k]
+    state[r, -1] += np.float32(1.0)  # stays at 2^24, where nothing is left to correct
+    steps = np.float64(state[r, -1])
     by_mean, by_square = 1.0 - numbers[BETA1] ** steps, 1.0 - numbers[BETA2] ** steps
-    return np.float32(rate / by_mean), np.float32(1.0 / math.sqrt(by_square))
+    return r, np.float32(rate / by_mean), np.float32(1.0 / math.sqrt(by_square))
