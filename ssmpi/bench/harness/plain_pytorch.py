@@ -17,6 +17,7 @@ from torch import nn
 from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.config import Config
 from ssmpi.core.bags import Bags
+from ssmpi.core.settings import require
 from ssmpi.data.batch import Batch
 from ssmpi.model import reference
 from ssmpi.model.initial import initial_vector
@@ -75,20 +76,30 @@ def _column(bags: Bags, feature: int) -> Column:
     )
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rowwise_adagrad": torch.optim.Adagrad,
-}
+Optimizers = dict[str, Callable[..., torch.optim.Optimizer]]
+DENSE: Optimizers = {
+    "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
+}  # fmt: skip
+ROWS: Optimizers = {
+    "sgd": torch.optim.SGD, "rowwise_adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam,
+}  # fmt: skip
+
+
+def optimizer_of(kinds: Optimizers, name: str) -> Callable[..., torch.optim.Optimizer]:
+    """PyTorch's optimizer; SettingsError if it has none."""
+    require(name in kinds, f"PyTorch, beside which ssmpi is measured, has no optimizer {name!r} for this: set another")
+    return kinds[name]
 
 
 def plain_step(config: Config, source: BatchSource) -> Callable[[], object]:
-    """One training step. Instead of row-wise Adagrad it uses PyTorch's Adagrad, with an accumulator per weight."""
+    """One training step. Instead of row-wise Adagrad it uses PyTorch's Adagrad, with an accumulator per weight; its
+    Adam of rows counts the steps of the table.
+    """
     torch.manual_seed(config.run.seed)
     model = PlainNetwork(config.network, source.cardinalities, config.run.seed)
     optimizers = [
-        OPTIMIZERS[options.optimizer](part.parameters(), lr=options.rate)
-        for options, part in ((config.dense, model.dense), (config.embedding, model.tables))
+        optimizer_of(kinds, options.optimizer)(list(part.parameters()), lr=options.rate)
+        for kinds, options, part in ((DENSE, config.dense, model.dense), (ROWS, config.embedding, model.tables))
     ]
     loss_of = nn.BCEWithLogitsLoss()
     batches = cycle([collated(batch) for batch in source.batches(0)])
@@ -127,7 +138,7 @@ def tuned_step(config: Config, source: BatchSource, process: int) -> Callable[[]
     """One training step of the given process. Row-wise Adagrad keeps one accumulator a row, as ssmpi's does."""
     torch.manual_seed(config.run.seed)
     model = MergedNetwork(config.network, source.cardinalities, config.run.seed)
-    optimizer = OPTIMIZERS[config.dense.optimizer](list(model.parameters.values()), lr=config.dense.rate)
+    optimizer = optimizer_of(DENSE, config.dense.optimizer)(list(model.parameters.values()), lr=config.dense.rate)
     update = _row_update(config, model.table)
     batches = cycle([MergedBatch.of(batch, model.offsets) for batch in source.batches(process)])
 
@@ -180,6 +191,7 @@ def _row_update(config: Config, table: torch.Tensor) -> Callable[[torch.Tensor, 
     rate, epsilon = config.embedding.rate, config.embedding.epsilon
     if config.embedding.optimizer == "sgd":
         return lambda ids, gradients: table.index_add_(0, ids, gradients, alpha=-rate)
+    optimizer_of({name: ROWS[name] for name in ("sgd", "rowwise_adagrad")}, config.embedding.optimizer)
     state = torch.full((len(table),), config.embedding.initial_state)
 
     def adagrad(ids: torch.Tensor, gradients: torch.Tensor) -> None:

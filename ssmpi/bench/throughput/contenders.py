@@ -27,7 +27,10 @@ TIME_LIMIT_SECONDS = 300.0  # for preparing and measuring one contender
 BARE, GEMM, PYTORCH, TUNED, SSMPI = "bare step", "gemm", "pytorch", "tuned pytorch", "ssmpi"
 
 SHADOWS = ("easgd", "ma", "bmuf")
-ADAGRAD = ("embedding.optimizer=rowwise_adagrad", "dense.optimizer=adagrad")
+OPTIMIZERS = {  # settings of rows and of the network, by the name in results
+    "adagrad": ("embedding.optimizer=rowwise_adagrad", "dense.optimizer=adagrad"),
+    "adam": ("embedding.optimizer=adam", "embedding.rate=0.001", "dense.optimizer=adam", "dense.rate=0.001"),
+}
 # Row saves take a tenth of the time, the maximum.
 AS_OFTEN_AS_CAN_BE = ("recovery.mtbf_hours=1e-9", "recovery.mode=partial")
 
@@ -36,8 +39,8 @@ AS_OFTEN_AS_CAN_BE = ("recovery.mtbf_hours=1e-9", "recovery.mode=partial")
 class Contender:
     """``threads`` are Hogwild threads of a trainer (bare step, gemm, ssmpi), threads inside an operator (pytorch) or
     processes of one thread that exchange nothing (tuned pytorch). ``network`` is one of ``zoo.NETWORKS``, trained with
-    Adagrad; "" takes network and optimizer from the run file. With ``plan`` the trainers are a group: by that plan, or
-    by ``rules``, which ``plan`` then names; ``between`` is the transport of their values.
+    Adagrad, and ``optimizers`` one of ``OPTIMIZERS``; "" takes either from the run file. With ``plan`` the trainers are
+    a group: by that plan, or by ``rules``, which ``plan`` then names; ``between`` is the transport of their values.
     """
 
     kind: str
@@ -48,6 +51,7 @@ class Contender:
     algorithm: str = "none"
     transport: str = field(default="auto", kw_only=True)
     network: str = field(default="", kw_only=True)
+    optimizers: str = field(default="", kw_only=True)
     priority: str = field(default="none", kw_only=True)
     plan: str = field(default="", kw_only=True)
     rules: tuple[str, ...] = field(default=(), kw_only=True)
@@ -67,8 +71,9 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """The name in results, messages and for ``--only``: ``ssmpi 2x1 ma, 128, fp32``, and its network."""
-        return ", ".join(filter(None, (self.short_name, str(self.batch), self.precision, self.network)))
+        """The name in results, messages and for ``--only``: ``ssmpi 2x1 ma, 128, fp32``, its network and optimizers."""
+        parts = (self.short_name, str(self.batch), self.precision, self.network, self.optimizers)
+        return ", ".join(filter(None, parts))
 
     @property
     def ranks(self) -> int:
@@ -89,7 +94,8 @@ class Contender:
             "sync.pace=shadow",
             f"model.precision={self.precision}",
             f"embedding.transport={self.transport}",
-            *((f"model.name={self.network}", *ADAGRAD) if self.network else ()),
+            *((f"model.name={self.network}", *OPTIMIZERS["adagrad"]) if self.network else ()),
+            *OPTIMIZERS.get(self.optimizers, ()),
             f"checkpoint.priority={self.priority}",
             *(() if self.priority == "none" else AS_OFTEN_AS_CAN_BE),
             *(self._hierarchy if self.plan else ()),
@@ -110,7 +116,7 @@ def grid(batches: Sequence[int], cores: int, short: bool) -> list[Contender]:
 
 def of_batch(batch: int, cores: int) -> list[Contender]:
     """The contenders of one batch size: ceilings and one trainer with 1 core and with all cores, two trainers with
-    every algorithm; fewer in bf16.
+    every algorithm; fewer in bf16; with each kind of optimizers one trainer, its bare step and PyTorch's, with 1 core.
 
     All are on one host and share the PS's memory, except one contender that exchanges messages.
     """
@@ -120,6 +126,7 @@ def of_batch(batch: int, cores: int) -> list[Contender]:
     found.append(Contender(SSMPI, batch, cores, transport="messages"))
     found += [Contender(SSMPI, batch, half, "fp32", 2, algorithm) for algorithm in ("none", *SHADOWS)]
     found += [Contender(SSMPI, batch, half, "bf16", 2, algorithm) for algorithm in ("none", "ma")]
+    found += [Contender(kind, batch, optimizers=name) for name in OPTIMIZERS for kind in (BARE, SSMPI, PYTORCH)]
     return [*found, *(Contender(kind, batch, cores) for kind in (PYTORCH, TUNED))]
 
 

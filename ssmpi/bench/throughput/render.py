@@ -65,7 +65,8 @@ def contenders(found: Mapping[str, Any]) -> str:
 
 def over(figures: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """The examples per second of ssmpi with as many threads, relative to those of another program."""
-    same = Contender(SSMPI, figures["batch"], figures["threads"], figures["precision"]).name
+    kept = {name: figures[name] for name in ("batch", "threads", "precision", "optimizers")}
+    same = Contender(SSMPI, **kept).name
     if figures["kind"] == SSMPI or same not in found:
         return "-"
     return f"{found[same]['median'] / figures['median']:.2f}" if figures["median"] else "-"

@@ -551,17 +551,20 @@ def test_the_gemm_bound_is_of_all_products_of_a_step(config_of, monkeypatch, con
     }
 
 
-def test_plain_pytorch_trains_rows_and_network(config_of, monkeypatch):
-    """Against dense tables and one Adagrad over all parameters; by one forward and backward pass a step."""
-    config, models = config_of(DCN), []
+@pytest.mark.parametrize("optimizers", ["adagrad", "adam"])
+def test_plain_pytorch_trains_rows_and_network(config_of, monkeypatch, optimizers):
+    """Against dense tables and one Adagrad over all parameters, or Adam over those of the network and SparseAdam over
+    the rows of a batch; by one forward and backward pass a step.
+    """
+    config, models = config_of(dataclasses.replace(DCN, optimizers=optimizers)), []
     make = plain_pytorch.PlainNetwork
     monkeypatch.setattr(plain_pytorch, "PlainNetwork", lambda *args: models.append(make(*args)) or models[-1])
     (step,), source = dense.steps_of(PYTORCH, config), BatchSource(config)
     (model,), logits_of = models, reference.logits
     mine = [p.detach().clone().requires_grad_() for p in (*model.dense, *(table.weight for table in model.tables))]
     tables = mine[len(model.dense) :]
-    optimizer = torch.optim.Adagrad([{"params": mine[: len(model.dense)], "lr": config.dense.rate}])
-    optimizer.add_param_group({"params": tables, "lr": config.embedding.rate})
+    kinds = {"adagrad": [torch.optim.Adagrad] * 2, "adam": [torch.optim.Adam, torch.optim.SparseAdam]}[optimizers]
+    steps = kinds[0](mine[: len(model.dense)], config.dense.rate), kinds[1](tables, config.embedding.rate)
     forward, backward = counted(monkeypatch, reference, "logits"), counted(monkeypatch, torch.Tensor, "backward")
     for number, batch in enumerate(source.batches(0)[:3], 1):
         step()
@@ -572,7 +575,10 @@ def test_plain_pytorch_trains_rows_and_network(config_of, monkeypatch):
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
         for parameter, gradient in zip(mine, torch.autograd.grad(loss, mine), strict=True):
             parameter.grad = gradient
-        optimizer.step()
+        for table in tables if optimizers == "adam" else ():
+            table.grad = table.grad.to_sparse(1)
+        for optimizer in steps:
+            optimizer.step()
     for found, expected in zip((*model.dense, *(table.weight for table in model.tables)), mine, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
@@ -616,6 +622,16 @@ def test_the_tuned_pytorch_step_is_that_of_autograd_on_a_table_per_feature(confi
         np.testing.assert_allclose(found.detach(), mine[name].detach(), rtol=0, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(model.table, torch.cat(tables).detach(), rtol=0, atol=1e-5)
     assert not torch.equal(model.table, before)
+
+
+def test_optimizers_that_pytorch_has_not_are_refused(config_of):
+    """They ended in a KeyError, or were taken for Adagrad."""
+    for kind, contender in ((PYTORCH, DCN), (TUNED, dataclasses.replace(DCN, optimizers="adam"))):
+        config = config_of(contender)
+        name = "partial_rowwise_adam" if kind == PYTORCH else "adam"
+        config = dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, optimizer=name))
+        with pytest.raises(SettingsError, match=f"has no optimizer '{name}' for this"):
+            dense.steps_of(kind, config)
 
 
 def test_processes_of_a_contender_have_different_rows_and_count_together(config_of):
