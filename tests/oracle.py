@@ -47,6 +47,32 @@ class RowwiseAdagrad(torch.optim.Optimizer):
             table.data -= group["lr"] * table.grad / (sums.sqrt() + self.epsilon)[:, None]
 
 
+class LazyAdam(torch.optim.Optimizer):
+    """Adam of the rows of a batch alone, each by the count of its own steps; ``rowwise`` with one mean of squares a
+    row. Gradients are sparse, so rows that are looked up in vain count.
+    """
+
+    def __init__(self, tables, options, rowwise):
+        super().__init__(tables, {"lr": options.rate})
+        self.options, self.rowwise = options, rowwise
+        self.state_of = [
+            (torch.zeros_like(t), torch.zeros(len(t), 1 if rowwise else t.shape[1]), torch.zeros(len(t), 1))
+            for t in tables
+        ]
+
+    def step(self):
+        (group,), betas = self.param_groups, (self.options.beta1, self.options.beta2)
+        for table, (mean, square, count) in zip(group["params"], self.state_of, strict=True):
+            given = table.grad.coalesce()
+            rows, g = given.indices()[0], given.values()
+            squares = g.square().mean(dim=1, keepdim=True) if self.rowwise else g.square()
+            count[rows] += 1
+            for moment, value, beta in ((mean, g, betas[0]), (square, squares, betas[1])):
+                moment[rows] = beta * moment[rows] + (1 - beta) * value
+            m, v = (x[rows] / (1 - beta ** count[rows]) for x, beta in zip((mean, square), betas, strict=True))
+            table.data[rows] -= group["lr"] * m / (v.sqrt() + self.options.epsilon)
+
+
 def scheduled(schedule, examples):
     """Factor of the learning rates after ``examples``: up and down in straight lines."""
     if examples < schedule.warmup_examples:
@@ -221,6 +247,11 @@ def train_plainly(config, cardinalities, batches, before=lambda number, model, s
     if mine.optimizer == "sgd":
         dense = torch.optim.SGD(model.dense_parameters, mine.rate)
         sparse = torch.optim.SGD(tables, theirs.rate)
+    elif mine.optimizer == "adam":
+        dense = torch.optim.Adam(model.dense_parameters, mine.rate, (mine.beta1, mine.beta2), mine.epsilon)
+        sparse = LazyAdam(tables, theirs, rowwise=theirs.optimizer == "partial_rowwise_adam")
+        for table in model.tables:
+            table.sparse = True
     else:
         dense = torch.optim.Adagrad(
             model.dense_parameters, mine.rate, initial_accumulator_value=mine.initial_state, eps=mine.epsilon

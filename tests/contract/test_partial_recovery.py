@@ -622,11 +622,17 @@ def lookups_by_hand(config, placement, server, first, end):
     return counts
 
 
-def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, small_data):
-    """Which rows the priority saves after the first one take, and which accesses they miss, is counted by hand."""
+ADAM = tuple(f"{part}.{key}" for part in ("dense", "embedding") for key in ("optimizer=adam", "rate=0.001"))
+
+
+@pytest.mark.parametrize("optimizers", [(), ADAM], ids=["adagrad", "adam"])
+def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, small_data, optimizers):
+    """With its optimizer's state. Which rows the priority saves after the first one take, and which accesses they miss,
+    is counted by hand.
+    """
     saves, kill, fraction = (4, 8, 12), 14, 0.02
     settings = ("checkpoint.priority=mfu", f"checkpoint.priority_fraction={fraction}", "recovery.mode=partial")
-    killed = Killed(tmp_path, small_data, *TWO_PS, *settings, "checkpoint.every_examples=0")
+    killed = Killed(tmp_path, small_data, *TWO_PS, *settings, *optimizers, "checkpoint.every_examples=0")
     config, placement = killed.config, place(SplitReader(small_data, "train", 600).manifest.cardinalities, 2)
     saving, scope = SaveRows(config, saves, kill), scope_of(placement, 1)
     killed.start(saving)

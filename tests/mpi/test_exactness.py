@@ -27,6 +27,10 @@ SGD = (
     "dense.optimizer=sgd",
     "dense.rate=0.1",
 )
+ADAM = (  # an epsilon below which a gradient, the sign of which may be a matter of rounding, moves little
+    *SGD[:1],
+    *(f"{part}.{key}" for part in ("dense", "embedding") for key in ("optimizer=adam", "rate=0.002", "epsilon=1e-4")),
+)
 SCHEDULE = (
     "schedule.warmup_examples=3000",
     "schedule.decay_start_examples=5000",
@@ -106,7 +110,11 @@ def plain_training(config):
     return train_plainly(config, reader.manifest.cardinalities, stream())
 
 
-@pytest.mark.parametrize("settings", [ADAGRAD, (*SGD, *SCHEDULE)], ids=["adagrad", "scheduled sgd"])
+@pytest.mark.parametrize(
+    "settings",
+    [ADAGRAD, (*SGD, *SCHEDULE), (*ADAM, *SCHEDULE), (*ADAM, "embedding.optimizer=partial_rowwise_adam")],
+    ids=["adagrad", "scheduled sgd", "scheduled adam", "partial row-wise adam"],
+)
 def test_equals_plain_pytorch(trained, tmp_path, small_data, settings):
     """Within float32 rounding over 94 iterations: sums run in another order, nothing else differs."""
     if settings is ADAGRAD:
@@ -129,7 +137,7 @@ def plain_log_loss(model, data, split):
     return log_loss(batch.labels, torch.sigmoid(logits.double()).numpy())
 
 
-@pytest.mark.parametrize("settings", [ADAGRAD, (*SGD, "embedding.rate=0.1")], ids=["adagrad", "sgd"])
+@pytest.mark.parametrize("settings", [ADAGRAD, (*SGD, "embedding.rate=0.1"), ADAM], ids=["adagrad", "sgd", "adam"])
 def test_deepfm_equals_plain_pytorch(tmp_path, small_data, settings):
     """A vector and a first-order weight in one row are what two tables with optimizers of their own are."""
     deepfm = ("model.name=deepfm", "model.deepfm.deep=[32,16]", "topology.embedding_ps=2")

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracle import train_plainly
+import torch
+from datasets import make_dataset
+from oracle import plain_model, train_plainly
 from runs import train, train_over_threads
+from torch.nn.utils import vector_to_parameters
 
 from ssmpi.config import load
 from ssmpi.data.block_dispatcher import block_order
@@ -21,7 +24,18 @@ SYNCHRONOUS = (*EXACT, "sync.algorithm=synchronous", "sync.pace=fixed_rate", "sy
 # From the default accumulator of 1e-8 the first step of a unit has the size of the rate, however small its gradient:
 # whether it woke in this batch or the next is then a matter of rounding. Here it is not.
 ADAGRAD = ("dense.initial_state=0.01",)
+ADAM = tuple(
+    f"{part}.{key}" for part in ("dense", "embedding") for key in ("optimizer=adam", "rate=0.002", "epsilon=1e-4")
+)
 OPTIMIZERS = pytest.mark.parametrize("optimizer", [ADAGRAD, SGD], ids=["adagrad", "sgd"])
+
+
+def batches_of(config, reader, blocks, a_pass=0):
+    """The batches of some blocks, as a trainer is dealt them."""
+    for number in blocks:
+        block = reader.blocks[number]
+        order = shuffled(config.run.seed, 2, a_pass, number, size=block.rows)
+        yield from batches_in(order, reader.read(block), config.data.batch_size)
 
 
 def concatenated(config, reader, weights):
@@ -29,16 +43,10 @@ def concatenated(config, reader, weights):
 
     ``weights`` gets the numbers of examples by step and trainer.
     """
-    data, seed, trainers = config.data, config.run.seed, config.topology.trainers
-
-    def stream(a_pass, trainer):
-        for number in block_order(data, seed, a_pass, len(reader.blocks))[trainer::trainers]:
-            block = reader.blocks[number]
-            order = shuffled(seed, 2, a_pass, number, size=block.rows)
-            yield from batches_in(order, reader.read(block), data.batch_size)
-
+    data, trainers = config.data, config.topology.trainers
     for a_pass in range(data.passes):
-        for step in zip_longest(*(stream(a_pass, trainer) for trainer in range(trainers))):
+        order = block_order(data, config.run.seed, a_pass, len(reader.blocks))
+        for step in zip_longest(*(batches_of(config, reader, order[n::trainers], a_pass) for n in range(trainers))):
             weights.append([0 if batch is None else len(batch) for batch in step])
             there = [batch for batch in step if batch is not None]
             yield SimpleNamespace(
@@ -77,6 +85,43 @@ def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimi
     """Rows that several trainers met in a step too, for either optimizer."""
     ranks = (f"topology.trainers={trainers}", f"topology.embedding_ps={servers}", f"embedding.transport={transport}")
     check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *optimizer, *ranks))
+
+
+@pytest.mark.parametrize("rows", ["adam", "partial_rowwise_adam"])
+def test_synchronous_steps_of_adam_are_those_of_one_process(tmp_path, small_data, rows):
+    """A row that several trainers met in a step counts one step."""
+    ranks = ("topology.trainers=2", f"embedding.optimizer={rows}", "data.passes=1")
+    check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *ADAM, *ranks))
+
+
+def flat(model):
+    return torch.cat([values.detach().flatten() for values in model.dense_parameters]).double()
+
+
+def test_replicas_of_block_momentum_have_each_an_adam_of_its_own(tmp_path):
+    """In plain torch: two models step by themselves, and a round follows each step. Rows do not move."""
+    data = make_dataset(tmp_path / "data", rows=800)
+    momentum, eta = 0.5, 0.8
+    rounds = ("sync.algorithm=bmuf", "sync.pace=fixed_rate", "sync.every_iterations=1", "sync.alpha=1")
+    blocks = ("data.block_rows=100", "data.batch_size=50", "data.handout=static", "embedding.prefetch=false")
+    bmuf = (f"sync.bmuf.momentum={momentum}", f"sync.bmuf.eta={eta}")
+    run = train_over_threads(tmp_path, data, *rounds, *blocks, *bmuf, *ADAM, "embedding.rate=0", "topology.trainers=2")
+    config = load(run.folder / "run.toml")
+    reader, options = SplitReader(data, "train", 100), config.dense
+    models = [plain_model(config, reader.manifest.cardinalities) for _ in range(2)]
+    adams = [torch.optim.Adam(m.dense_parameters, options.rate, eps=options.epsilon) for m in models]
+    center, delta, losses = flat(models[0]), 0.0, []
+    order = block_order(config.data, config.run.seed, 0, len(reader.blocks))
+    of_trainers = [batches_of(config, reader, order[trainer::2]) for trainer in range(2)]
+    for step in zip(*of_trainers, strict=True):
+        for model, adam, batch in zip(models, adams, step, strict=True):
+            losses += model.train_on([batch], (adam,), config.schedule).tolist()
+        delta = momentum * delta + eta * (torch.stack([flat(m) for m in models]).mean(0) - center)
+        center = center + delta
+        for model in models:
+            vector_to_parameters(center.float(), model.dense_parameters)
+    found = np.stack([run.losses(0), run.losses(1)], axis=1).ravel()
+    np.testing.assert_allclose(found, losses, rtol=2e-5)
 
 
 def test_synchronous_steps_of_rows_with_weights(tmp_path, small_data):
