@@ -6,6 +6,7 @@ mpi4py.rc.initialize = False  # before anything imports mpi4py.MPI, which would 
 mpi4py.rc.finalize = False
 
 import contextlib  # noqa: E402
+import gc  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import hypothesis  # noqa: E402
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(items):
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     assert all(path.is_file() for path in places), "LONGEST names a file that is not there"
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish(session):
+    """What is imported and collected lasts: it is not looked through again each time that garbage is collected."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

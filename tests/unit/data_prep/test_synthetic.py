@@ -3,6 +3,7 @@
 import argparse
 import gzip
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -29,6 +30,22 @@ FIRST_ROW = (
     "7c73cd20\tf3384582\t5c448591\t85265f13\ta314786b\t2f0a3702\t056caded\t4b5b00b7\t7a8d0fec\tc08fdaad\ta158ae42\t"
     "3ca1b392\t\t\taaec48c2\t\td244d081\t964ef7cb\t\t\n"
 )
+
+
+teacher_of = cache(Teacher)  # calibrating one takes half a second
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _teachers():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data_prep.synthetic.synthesize.Teacher", teacher_of)
+        yield
+
+
+@cache
+def block(first, rows, **others):
+    """Rows of the teacher with these settings."""
+    return teacher_of(settings(**others)).block(first, rows)
 
 
 def settings(rows=ROWS, **others):
@@ -111,9 +128,9 @@ def test_tokens_cover_32_bits_and_are_distinct():
 
 @pytest.mark.parametrize("skew", [0.0, 1.0, 1.05])
 def test_skew(skew):
-    block = Teacher(settings(skew=skew)).block(0, ROWS)
+    rows = block(0, ROWS, skew=skew)
     for feature, cardinality in ((0, 100), (2, SMALL[2])):
-        rank = block.token[:, feature]
+        rank = rows.token[:, feature]
         assert rank.max() < cardinality
         weight = np.diff(np.log(np.arange(1, cardinality + 2))) if skew == 1 else None
         if skew != 1:
@@ -121,11 +138,11 @@ def test_skew(skew):
         share = weight / weight.sum()
         seen = np.bincount(rank[rank >= 0], minlength=cardinality) / (rank >= 0).sum()
         assert seen[:10] == pytest.approx(share[:10], abs=0.01)
-    assert len(set(block.token[:, 2])) > 1000
+    assert len(set(rows.token[:, 2])) > 1000
 
 
 def test_rows_do_not_depend_on_blocks():
-    teacher = Teacher(settings())
+    teacher = teacher_of(settings())
     whole = teacher.block(100, 300)
     for column, first, second in zip(whole, teacher.block(100, 77), teacher.block(177, 223), strict=True):
         assert (column == np.concatenate([first, second])).all()
@@ -168,12 +185,12 @@ def test_unlabelled_rows_follow(written, tmp_path):
 
 def test_ceiling_is_what_scikit_learn_computes(written):
     folder, record, found = written
-    block = Teacher(settings()).block(0, ROWS)
-    assert [int(v) for v in found[0]] == block.label.tolist()
-    probability = 1 / (1 + np.exp(-block.logit))
+    drawn = block(0, ROWS)
+    assert [int(v) for v in found[0]] == drawn.label.tolist()
+    probability = 1 / (1 + np.exp(-drawn.logit))
     for part in (record["overall"], *record["ranges"].values()):
         rows = slice(*part["rows"])
-        label = block.label[rows]
+        label = drawn.label[rows]
         assert part["auc"] == pytest.approx(roc_auc_score(label, probability[rows]), abs=1e-5)
         assert part["accuracy"] == pytest.approx(np.mean((probability[rows] >= 0.5) == label), abs=1e-3)
         assert part["log_loss"] == pytest.approx(log_loss(label, probability[rows]), abs=1e-9)
@@ -250,8 +267,7 @@ def test_tiny_sets(tmp_path):
 
 def test_drift_moves_rate_and_effects():
     def correlation(drift):
-        teacher = Teacher(settings(drift=drift))
-        begin, end = teacher.block(0, 20_000), teacher.block(ROWS - 20_000, 20_000)
+        begin, end = block(0, 20_000, drift=drift), block(ROWS - 20_000, 20_000, drift=drift)
         shared = range(100)
         means = [[b.logit[b.token[:, 0] == rank].mean() - b.logit.mean() for rank in shared] for b in (begin, end)]
         return np.corrcoef(*means)[0, 1], end.label.mean() - begin.label.mean()
@@ -265,7 +281,7 @@ def test_drift_moves_rate_and_effects():
 @pytest.mark.parametrize("turnover", [0.5, 1, 3])
 def test_tokens_go_and_new_ones_come(turnover):
     """Each at its own times, as often as the others; ranks, integers and missing values stay as they were."""
-    still, rows = Teacher(settings()).block(0, ROWS), Teacher(settings(turnover=turnover)).block(0, ROWS)
+    still, rows = block(0, ROWS), block(0, ROWS, turnover=turnover)
     np.testing.assert_array_equal(rows.integer, still.integer)
     times = []
     for f, cardinality in enumerate(SMALL):
@@ -284,17 +300,14 @@ def test_tokens_go_and_new_ones_come(turnover):
 
 def test_a_new_token_has_effects_of_its_own():
     """A model that does not know it is wrong about it: its logits are not those of the token before."""
-    still, rows = (
-        Teacher(settings()).block(ROWS - 20_000, 20_000),
-        Teacher(settings(turnover=1)).block(ROWS - 20_000, 20_000),
-    )
+    still, rows = block(ROWS - 20_000, 20_000), block(ROWS - 20_000, 20_000, turnover=1)
     assert 0.1 < np.corrcoef(still.logit, rows.logit)[0, 1] < 0.9
     assert rows.logit.std() == pytest.approx(still.logit.std(), rel=0.2)
 
 
 def test_the_ceiling_of_each_day_is_known(tmp_path):
     plan = SynthesisPlan(tmp_path, settings(9_000, drift=0.5, turnover=1), days=3)
-    record, teacher = synthesize(plan, block_rows=500), Teacher(plan.teacher)
+    record, teacher = synthesize(plan, block_rows=500), teacher_of(plan.teacher)
     for day, (name, found) in enumerate(record["days"].items()):
         rows = teacher.block(3_000 * day, 3_000)
         assert (name, found["rows"]) == (f"day_{day}", [3_000 * day, 3_000 * day + 3_000])
