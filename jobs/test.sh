@@ -15,14 +15,17 @@ bash jobs/test_slurm.sh --install &  # meanwhile; where that cannot be, the test
 make_environment "${VENV:-.venv-test}" test
 find_mpi
 
-python tests/compile_kernels.py > /dev/null &  # meanwhile; else all of pytest's workers compile the same kernels
-compiling=$!
+compiling=()  # meanwhile; else all of pytest's workers compile the same kernels
+for kernels in train prepare; do
+  python tests/compile_kernels.py "$kernels" > /dev/null &
+  compiling+=($!)
+done
 run ruff format --check .
 run ruff check .
 run mypy
 run lint-imports
 run shellcheck -x jobs/*.sh jobs/*.sbatch jobs/studies/*.sh .ci/run
-wait "$compiling"
+for process in "${compiling[@]}"; do wait "$process"; done
 wait
 # Four files at a time on two cores, because much of the time tests wait; the longest begin first (tests/conftest.py).
 run pytest -rfEs -n 4 --dist loadfile --no-loadscope-reorder "$@"

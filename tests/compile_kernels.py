@@ -1,7 +1,7 @@
 """Runs a little of everything once, so that compiled kernels are on disk before several processes want the same ones.
 
-``jobs/test.sh`` starts it beside the linters. Else all test workers, and the ranks of the jobs they start, compile the
-same kernels at the same time.
+``jobs/test.sh`` starts it beside the linters, once to train and once to prepare data, whose kernels are others. Else
+all test workers, and the ranks of the jobs they start, compile the same kernels at the same time.
 """
 
 import mpi4py
@@ -9,13 +9,14 @@ import mpi4py
 mpi4py.rc.initialize = False  # as in conftest.py
 mpi4py.rc.finalize = False
 
+import sys  # noqa: E402
 import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from datasets import make_dataset, make_lists_dataset  # noqa: E402
 from runs import train_over_threads  # noqa: E402
 
-from data_prep.cli import main as prepare  # noqa: E402
+from data_prep.cli import main as ssmpi_prepare  # noqa: E402
 
 SGD = ("embedding.optimizer=sgd", "dense.optimizer=sgd")
 SERVED = ("topology.embedding_ps=2", "embedding.transport=messages")
@@ -40,19 +41,21 @@ LISTS = (
 )
 
 
-def main():
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make_dataset(folder / "data", rows=1_000)
-        for number, settings in enumerate(RUNS):
-            train_over_threads(folder / str(number), folder / "data", *settings, timeout=600)  # compiling takes long
-        make_lists_dataset(folder / "lists", rows=300)
-        for number, settings in enumerate(LISTS):
-            train_over_threads(folder / f"lists-{number}", folder / "lists", *settings, timeout=600)
-        prepare(["synthesize", str(folder / "raw"), "--rows", "2000", "--scale", "0.0001"])
-        for order in ("frequency", "dlrm"):
-            prepare(["criteo", str(folder / "raw" / "train.txt"), "-o", str(folder / order), "--id-order", order])
+def train(folder):
+    make_dataset(folder / "data", rows=1_000)
+    for number, settings in enumerate(RUNS):
+        train_over_threads(folder / str(number), folder / "data", *settings, timeout=600)  # compiling takes long
+    make_lists_dataset(folder / "lists", rows=300)
+    for number, settings in enumerate(LISTS):
+        train_over_threads(folder / f"lists-{number}", folder / "lists", *settings, timeout=600)
+
+
+def prepare(folder):
+    ssmpi_prepare(["synthesize", str(folder / "raw"), "--rows", "2000", "--scale", "0.0001"])
+    for order in ("frequency", "dlrm"):
+        ssmpi_prepare(["criteo", str(folder / "raw" / "train.txt"), "-o", str(folder / order), "--id-order", order])
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as name:
+        {"train": train, "prepare": prepare}[sys.argv[1]](Path(name))

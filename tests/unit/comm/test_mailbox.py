@@ -137,7 +137,7 @@ def busy(request):
         process.wait()
 
 
-@pytest.mark.parametrize("busy", [False, True], indirect=True)
+@pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.soak)], indirect=True)
 @pytest.mark.parametrize("run", [over_threads, over_mpi])
 def test_no_message_is_torn(run, busy):
     assert run(TWO, exchange, MESSAGES)[:2] == [[-1, -1]] * 2
