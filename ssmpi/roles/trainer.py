@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 class Trainer:
     """The object that ``ssmpi/train.py`` works with."""
 
+    _save_agreed, _started, _came_to_rest = False, False, 0.0
+
     def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
         world.start_heartbeat(config.waiting)
@@ -74,9 +76,8 @@ class Trainer:
         self._under_way = trained.under_way(self.progress.scored)
         self._cursor = build_trainer.cursor(config, world, self._reader, self._control.checked, saved, trained)
         self._prefetched = [PrefetchedRows(stream.was_cut) for stream in self._cursor.streams]
-        live = LiveState(
-            self.replica, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
-        )
+        state, losses = self.optimizer.state(), self.progress.losses
+        live = LiveState(self.replica, state, self.synchronizers[0], self._prefetched, losses)
         self._model = CommonModel(self.synchronizers[0], self.replica, world, config.waiting)
         build_trainer.resume(config, world, saved, live, self.synchronizers[0], start)
         self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
@@ -101,7 +102,6 @@ class Trainer:
             self._control, self._checkpoints, self.progress, self._lanes, self.start, self._report
         )
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
-        self._save_agreed, self._started, self._came_to_rest = False, False, 0.0
 
     @property
     def stopped(self) -> bool:

@@ -8,11 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from datasets import make_dataset
-from oracle import plain_model, train_plainly
+from oracle import train_plainly
 from runs import train, train_over_threads
-from torch.nn.utils import vector_to_parameters
 
 from ssmpi.config import load
 from ssmpi.data.block_dispatcher import block_order
@@ -92,37 +89,6 @@ def test_synchronous_steps_of_adam_are_those_of_one_process(tmp_path, small_data
     """A row that several trainers met in a step counts one step."""
     ranks = ("topology.trainers=2", f"embedding.optimizer={rows}", "data.passes=1")
     check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *ADAM, *ranks))
-
-
-def flat(model):
-    return torch.cat([values.detach().flatten() for values in model.dense_parameters]).double()
-
-
-def test_replicas_of_block_momentum_have_each_an_adam_of_its_own(tmp_path):
-    """In plain torch: two models step by themselves, and a round follows each step. Rows do not move."""
-    data = make_dataset(tmp_path / "data", rows=800)
-    momentum, eta = 0.5, 0.8
-    rounds = ("sync.algorithm=bmuf", "sync.pace=fixed_rate", "sync.every_iterations=1", "sync.alpha=1")
-    blocks = ("data.block_rows=100", "data.batch_size=50", "data.handout=static", "embedding.prefetch=false")
-    bmuf = (f"sync.bmuf.momentum={momentum}", f"sync.bmuf.eta={eta}")
-    run = train_over_threads(tmp_path, data, *rounds, *blocks, *bmuf, *ADAM, "embedding.rate=0", "topology.trainers=2")
-    config = load(run.folder / "run.toml")
-    reader, options = SplitReader(data, "train", 100), config.dense
-    models = [plain_model(config, reader.manifest.cardinalities) for _ in range(2)]
-    adams = [torch.optim.Adam(m.dense_parameters, options.rate, eps=options.epsilon) for m in models]
-    center, delta, losses = flat(models[0]), 0.0, []
-    order = block_order(config.data, config.run.seed, 0, len(reader.blocks))
-    of_trainers = [batches_of(config, reader, order[trainer::2]) for trainer in range(2)]
-    for step in zip(*of_trainers, strict=True):
-        for model, adam, batch in zip(models, adams, step, strict=True):
-            still = torch.optim.SGD([table.weight for table in model.tables], 0.0)
-            losses += model.train_on([batch], (adam, still), config.schedule).tolist()
-        delta = momentum * delta + eta * (torch.stack([flat(m) for m in models]).mean(0) - center)
-        center = center + delta
-        for model in models:
-            vector_to_parameters(center.float(), model.dense_parameters)
-    found = np.stack([run.losses(0), run.losses(1)], axis=1).ravel()
-    np.testing.assert_allclose(found, losses, rtol=2e-5)
 
 
 def test_synchronous_steps_of_rows_with_weights(tmp_path, small_data):
