@@ -191,7 +191,7 @@ class PlainDeepFM(PlainDLRM):
         self.first = nn.Linear(13, 1)
         nn.init.zeros_(self.first.weight)
         nn.init.zeros_(self.first.bias)
-        self.vectors = nn.Parameter(self._normal(generator, 0.01**2, (13, dim)))
+        self.field_vectors = nn.Parameter(self._normal(generator, 0.01**2, (13, dim)))
         self.deep = self._mlp([39 * dim, *deep, 1])
         for layer in self.deep:
             outputs, inputs = layer.weight.shape
@@ -204,7 +204,7 @@ class PlainDeepFM(PlainDLRM):
 
     def forward(self, dense, ids):
         rows = [table(ids[:, f % 26, None]) for f, table in enumerate(self.tables)]
-        fields = torch.stack([*(dense[:, i, None] * self.vectors[i] for i in range(13)), *rows[:26]], dim=1)
+        fields = torch.stack([*(dense[:, i, None] * self.field_vectors[i] for i in range(13)), *rows[:26]], dim=1)
         pairs = torch.tril(fields @ fields.transpose(1, 2), diagonal=-1).sum(dim=(1, 2))
         z = fields.flatten(1)
         for layer in self.deep[:-1]:
@@ -213,7 +213,7 @@ class PlainDeepFM(PlainDLRM):
 
     @property
     def dense_parameters(self):
-        return [*self.first.parameters(), self.vectors, *self.deep.parameters()]
+        return [*self.first.parameters(), self.field_vectors, *self.deep.parameters()]
 
     @property
     def rows(self):
@@ -222,7 +222,11 @@ class PlainDeepFM(PlainDLRM):
         return [np.concatenate(groups, axis=1) for groups in zip(vectors, weights, strict=True)]
 
     def dense_parameters_by_name(self):
-        named = {"first.weight": self.first.weight, "first.bias": self.first.bias, "vectors.vectors": self.vectors}
+        named = {
+            "first.weight": self.first.weight,
+            "first.bias": self.first.bias,
+            "vectors.vectors": self.field_vectors,
+        }
         for k, layer in enumerate(self.deep):
             named |= {f"deep.{2 * k}.weight": layer.weight, f"deep.{2 * k}.bias": layer.bias}
         return {name: values.detach().numpy() for name, values in named.items()}

@@ -137,7 +137,7 @@ def plain_log_loss(model, data, split):
     return log_loss(batch.labels, torch.sigmoid(logits.double()).numpy())
 
 
-@pytest.mark.parametrize("settings", [ADAGRAD, (*SGD, "embedding.rate=0.1")], ids=["adagrad", "sgd"])
+@pytest.mark.parametrize("settings", [ADAGRAD, (*SGD, "embedding.rate=0.1"), ADAM], ids=["adagrad", "sgd", "adam"])
 def test_deepfm_equals_plain_pytorch(tmp_path, small_data, settings):
     """A vector and a first-order weight in one row are what two tables with optimizers of their own are."""
     deepfm = ("model.name=deepfm", "model.deepfm.deep=[32,16]", "topology.embedding_ps=2")
