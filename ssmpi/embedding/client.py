@@ -74,8 +74,10 @@ class Lookups:
                 yield batch, self.pull(self._ids_of(batch))
             return
         waiting: tuple[B, Lookup] | None = None
+        before = self._prefetched.values  # of the first batch, which has been looked up
         for batch in batches:
-            asked = (batch, self.ask(self._ids_of(batch)))
+            known = before is not None and len(before) == len(batch.ids)
+            asked, before = (batch, self.ask(self._ids_of(batch, again=known))), None
             if waiting:
                 self.arrive(waiting[1])
                 if self._prefetched.values is not None:
@@ -89,8 +91,8 @@ class Lookups:
             else:
                 yield waiting
 
-    def _ids_of(self, batch: HasIds) -> np.ndarray:
-        return self._keys.ids(batch) if self._keys else batch.ids
+    def _ids_of(self, batch: HasIds, *, again: bool = False) -> np.ndarray:
+        return self._keys.ids(batch, again=again) if self._keys else batch.ids
 
     def pull(self, ids: np.ndarray) -> Lookup:
         """Fetch the rows for ids int32 (batch, features) and wait for them."""
