@@ -16,7 +16,7 @@ class DynamicOptions:
     """The ``[embedding.dynamic]`` section, of every keyed feature.
 
     ``keys`` is the most that have rows at a time. A key gets one at its ``admit_after``-th lookup, or at each of them
-    with ``admit_probability``; before that the feature's shared row serves. At a pause of training, a row that was not
+    with ``admit_probability``, drawn by key and seed; before that the feature's shared row serves. At a pause of training, a row that was not
     looked up for more than ``expire_after_examples`` is freed, 0 for never. A full table frees those not looked up for
     longest.
     """
@@ -40,6 +40,11 @@ class DynamicOptions:
             "leave one out",
         )
 
+    @property
+    def counts(self) -> bool:
+        """Whether lookups of keys without a row are counted."""
+        return self.admit_after > 1 or self.admit_probability < 1.0
+
     def rows(self, servers: int) -> int:
         """Rows of one feature on each of so many PSs: its share of the keys, with room for an unequal one, and the
         reserved rows.
@@ -51,4 +56,4 @@ class DynamicOptions:
     def bytes_beside(self, rows: int) -> int:
         """Memory of one feature's map on one PS, of so many rows."""
         slots = 16 * powers(rows)
-        return 8 * HEAD + 16 * rows + slots * (2 if self.admit_after > 1 else 1)
+        return 8 * HEAD + 16 * rows + slots * (2 if self.counts else 1)

@@ -144,7 +144,7 @@ class KeyedTable:
 
     def see(self, candidates: np.ndarray) -> None:
         """Add such sightings, of keys that are counted."""
-        if self._options.admit_after > 1:
+        if self._options.counts:
             for key, times in candidates.tolist():
                 kernels.count(self._candidates, self.head, key, times)
 
