@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ssmpi import sync
 from ssmpi.comm.waiting import WaitOptions
@@ -39,6 +39,18 @@ SHORTEST = (
     "the shortest run file is the line 'data.folder = \"FOLDER\"', which names a folder that 'ssmpi-prepare' made; "
     "README.md has a longer one under 'Run files'"
 )
+
+
+class HasTables(Protocol):
+    """Data, or where a model's data came from, as far as tables are concerned."""
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """Rows of each table, 0 of keyed features."""
+
+    @property
+    def features(self) -> Features:
+        """Their names."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +175,12 @@ class Config:
         self._check_places(network)
         return copy
 
-    def placement(self, sizes: Sequence[int]) -> Placement:
-        """Which embedding PS, or the trainer, holds which rows of tables of these sizes; SettingsError if these are not
-        what ``embedding.table`` is for.
+    def placement(self, data: HasTables) -> Placement:
+        """Which embedding PS, or the trainer, holds which rows of the tables of ``data``; SettingsError if these are
+        not what ``embedding.table`` is for.
         """
-        return place(sizes, max(1, self.topology.embedding_ps), self.embedding.keyed)
+        servers = max(1, self.topology.embedding_ps)
+        return place(data.cardinalities, servers, self.embedding.keyed, data.features.sparse)
 
     @property
     def places(self) -> Places:
@@ -223,7 +236,8 @@ def differences(before: Config, now: Config) -> list[str]:
             values[name] = str(Path(values[name]).resolve()) if values[name] else ""
         if before.model.name != now.model.name and custom_network.is_own(values["model.name"]):
             values["model.name"] = custom_network.identity(values["model.name"])
-    return [f"{name} was {was.get(name)!r}, now {are[name]!r}" for name in are if was.get(name) != are[name]]
+    names = [*are, *(name for name in was if name not in are)]
+    return [f"{n} was {was.get(n)!r}, now {are.get(n)!r}" for n in names if was.get(n) != are.get(n)]
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -84,8 +84,8 @@ class PolicyInputs:
     def __init__(self, config: Config) -> None:
         self._config, self._run = config, Path(config.run.folder)
         self._examples = expected_examples(config)
-        cardinalities = read_manifest(Path(config.data.folder)).cardinalities
-        size = config.placement(cardinalities).most_rows * config.rows.row_bytes
+        manifest = read_manifest(Path(config.data.folder))
+        size = config.placement(manifest).most_rows * config.rows.row_bytes
         self._estimated = Source(ESTIMATED, estimated(size, background=config.checkpoint.background))
         self.refresh()
 

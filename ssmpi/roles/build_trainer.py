@@ -39,7 +39,7 @@ from ssmpi.roles.tables import Tables, placing
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.world import World
-    from ssmpi.config import Config
+    from ssmpi.config import Config, HasTables
     from ssmpi.core.stop import Stop
     from ssmpi.model.part import Part
 
@@ -69,10 +69,10 @@ def warn(config: Config, world: World) -> None:
         log.warning(f"no kernels for {slow}: all of the network is computed by torch's autograd, which is slower")
 
 
-def tables(config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> Tables:
+def tables(config: Config, world: World, data: HasTables, start: Start) -> Tables:
     """The embedding tables: new, from surviving memory, or with the rows of a saved model."""
-    with during(placing(cardinalities, config.topology.embedding_ps, start)):
-        return Tables(config, world, cardinalities, start)
+    with during(placing(data.cardinalities, config.topology.embedding_ps, start)):
+        return Tables(config, world, data, start)
 
 
 def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory, part: Part | None = None) -> Replica:

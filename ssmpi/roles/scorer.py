@@ -28,8 +28,7 @@ class Scorer:
     def __init__(self, config: Config, world: World, model: Path) -> None:
         self._config, self._world = config, world
         world.start_heartbeat(config.waiting)
-        cardinalities = DataOrigin.of_model(model, config.data.folder).cardinalities
-        self._tables = Tables(config, world, cardinalities, Start(model))
+        self._tables = Tables(config, world, DataOrigin.of_model(model, config.data.folder), Start(model))
         self._replica = Replica(config.network, config.model.precision, config.run.seed)
         self._replica.vector[:] = self._replica.load(model / "dense.h5")
 

@@ -22,7 +22,7 @@ from ssmpi.embedding.transport import RemoteTables
 from ssmpi.recovery.start import Start
 
 if TYPE_CHECKING:
-    from ssmpi.config import Config
+    from ssmpi.config import Config, HasTables
 
 
 def placing(cardinalities: Sequence[int], servers: int, start: Start) -> str:
@@ -51,9 +51,9 @@ class Tables:
     messages.
     """
 
-    def __init__(self, config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> None:
+    def __init__(self, config: Config, world: World, data: HasTables, start: Start) -> None:
         servers = config.topology.embedding_ps
-        self._options, self.placement = config.rows, config.placement(cardinalities)
+        self._options, self.placement = config.rows, config.placement(data)
         self.transport: LocalTables | RemoteTables
         self.sent = SentPushes(start.memory, config.topology.threads, servers)
         if servers:

@@ -57,7 +57,7 @@ class Trainer:
         saved, memory = build_trainer.saved_state(config, world, start), start.memory
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows
-        self.tables = build_trainer.tables(config, world, manifest.cardinalities, start)
+        self.tables = build_trainer.tables(config, world, manifest, start)
         self.replica, self.optimizer, self._lanes = build_trainer.dense_model(config, world, self._reader, start)
         self.progress = build_trainer.progress(config, rows, saved, memory, world.index)
         self._stop = Stop(stop_requested)

@@ -52,7 +52,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     config = composed(config, reader.manifest.features)
     begins = not request.run or not is_run_folder(run)
     parent = continued.parent_of(config, reader.manifest) if begins else None
-    rows = sum(config.placement(reader.manifest.cardinalities).cardinalities) * config.rows.row_bytes
+    rows = sum(config.placement(reader.manifest).cardinalities) * config.rows.row_bytes
     if not again:  # what is in memory must not be lost for a model that is not written yet
         check_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if begins:

@@ -53,7 +53,7 @@ def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> Split
     check_stopping_rule(config.evaluate, reader)
     for split in splits_to_score(config, reader.manifest, overridden):
         SplitReader(reader.folder, split, config.data.block_rows).check()  # now rather than after training
-    config.placement(reader.manifest.cardinalities)
+    config.placement(reader.manifest)
     return reader
 
 

@@ -93,17 +93,17 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
             "example: " + " ".join(names)
         )
     if placement.keyed:
-        lines += _keyed(config, placement, features)
+        lines += _keyed(placement, features)
     return "\n".join(lines)
 
 
-def _keyed(config: Config, placement: Placement, features: Features) -> list[str]:
+def _keyed(placement: Placement, features: Features) -> list[str]:
     """About the dynamic tables among them, at their limit."""
-    dynamic, maps = config.embedding.dynamic, key_memory(config, placement)
-    collisions = dynamic.keys**2 / 2**65  # pairs of keys, each equal in one of 2^64 cases
+    limits = {features.sparse[table]: each.keys for table, each in placement.dynamic.items()}
+    collisions = sum(keys**2 for keys in limits.values()) / 2**65  # pairs of keys, each equal in one of 2^64 cases
+    most = ", ".join(f"{name} up to {keys:,} keys" for name, keys in limits.items())
     return [
-        f"  dynamic: {', '.join(features.keyed)}: up to {dynamic.keys:,} keys each, all counted above; their maps "
-        f"take {in_units(maps)} of each PS more",
+        f"  dynamic: {most}, all counted above; their maps take {in_units(key_memory(placement))} of each PS more",
         f"  of so many tokens {collisions:.2g} pairs are expected to share a 64-bit key",
     ]
 

@@ -151,6 +151,23 @@ def test_a_key_is_admitted_at_its_nth_lookup(tmp_path, data, servers):
         assert not np.array_equal(keyed[table]["id 1"], np.array(shared, np.float32)), "the shared row has learned"
 
 
+def test_a_feature_has_settings_of_its_own(tmp_path, data):
+    """Users are admitted at the fifth lookup and never expire; items at once, few at a time, and only for a part."""
+    settings = (
+        "embedding.dynamic.features.user.admit_after=5", "embedding.dynamic.features.item.keys=40",
+        "embedding.dynamic.features.item.expire_after_examples=1",
+    )  # fmt: skip
+    run = train_over_threads(tmp_path, data[1], *STEPS, *DYNAMIC, *settings, "topology.embedding_ps=2")
+    keyed, _ = tables(run)
+    users, items = ({key for key in keyed[table] if isinstance(key, int)} for table in (0, 1))
+    assert users == {int(key) for key, count in lookups_of(data[1])[0].items() if key and 2 * count >= 5}
+    assert 0 < len(items) <= 40 < len(users)
+    of_users, of_items = (run.result["keys"][name] for name in KEYED)
+    assert (of_users["refused"], of_users["expired"]) == (0, 0)
+    assert of_items["refused"] > 0
+    assert of_items["expired"] > 0
+
+
 def test_a_full_table_refuses_evicts_and_says_so(tmp_path, data, caplog):
     settings = ("embedding.table=dynamic", "embedding.dynamic.keys=40", "topology.embedding_ps=1")
     run = train_over_threads(tmp_path, data[1], *STEPS, *settings)
@@ -181,6 +198,13 @@ def test_what_is_not_seen_expires(tmp_path, data):
         (1, ("embedding.table=hashed",), "table is 'static' or 'dynamic'"),
         (1, ("embedding.table=dynamic", "embedding.dynamic.keys=0"), "keys must be at least 1"),
         (1, ("embedding.table=dynamic", "embedding.dynamic.admit_after=-1"), "admit_after must be at least 1"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.usr.keys=9"), r"features.usr: .* did you mean 'user'\?"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.shop.keys=9"), r"features.shop: the data has no such feature with"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.user.keys=0"), r"dynamic.features.user.keys must be at least 1"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.user.kyes=9"), r"features.user.kyes'; did you mean 'keys'"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.user=9"), r"write .embedding.dynamic.features.user."),
+        (1, (*DYNAMIC, "embedding.dynamic.features=[]"), r"write .embedding.dynamic.features.NAME."),
+        (0, ("embedding.dynamic.features.user.keys=9",), "embedding.dynamic is for embedding.table"),
     ],
 )
 def test_settings_that_do_not_fit_the_data_are_refused(tmp_path, data, which, settings, message):

@@ -67,7 +67,7 @@ def arena_in(
     """
     setting, shared = config.data.folder, config.embedding.transport != "messages"
     origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
-    placement = config.placement(origin.cardinalities)
+    placement = config.placement(origin)
     rows = memory.part(ROWS, shared=shared)
     keys = memory.part(KEYS, shared=shared) if placement.keyed else None
     return Arena(config.rows, placement, index, config.run.seed, rows, keys), rows, keys

@@ -26,7 +26,7 @@ def batch_of(*keys):
 def thread():
     """Lookups of one thread, ahead by a batch; the table that they fill; and whether they are interrupted."""
     options = row_options(4, table="dynamic", dynamic=ADMISSION)
-    placement, cut = place([0], 1, ADMISSION), {"now": False}
+    placement, cut = place([0], 1, ADMISSION, ["user"]), {"now": False}
     arena = Arena(options, placement, 0, seed=5)
     tables = LocalTables(arena)
     prefetched = PrefetchedRows(lambda: cut["now"])

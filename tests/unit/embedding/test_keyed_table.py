@@ -17,7 +17,7 @@ from ssmpi.compiled.kernel_args import KernelArgs
 from ssmpi.core.errors import SettingsError
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding import key_lookup_kernels
-from ssmpi.embedding.dynamic_options import DynamicOptions
+from ssmpi.embedding.dynamic_options import DynamicOptions, FeatureOptions, KeyOptions
 from ssmpi.embedding.keyed_table import Beginning, KeyedTable
 
 WIDTH, ROWS = 3, 10
@@ -210,6 +210,18 @@ def test_saved_keys_take_their_places():
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(SettingsError, match=message):
         DynamicOptions(**wrong)
+
+
+def test_a_feature_differs_in_what_it_sets():
+    options = DynamicOptions(
+        keys=9, admit_after=4, expire_after_examples=5,
+        features={"a": FeatureOptions(keys=3), "b": FeatureOptions(admit_probability=0.5, expire_after_examples=0)},
+    )  # fmt: skip
+    assert options.of("a") == KeyOptions(keys=3, admit_after=4, expire_after_examples=5)
+    assert options.of("b") == KeyOptions(keys=9, admit_probability=0.5)
+    assert options.of("c") == KeyOptions(keys=9, admit_after=4, expire_after_examples=5)
+    with pytest.raises(SettingsError, match=r"features.d.admit_after = 2 and .* exclude each other"):
+        DynamicOptions(features={"d": FeatureOptions(admit_after=2, admit_probability=0.5)})
 
 
 def churn(table, seed, laps):
