@@ -2,6 +2,8 @@
 shared memory and by messages, over kills and resumes.
 """
 
+import json
+
 import h5py
 import numpy as np
 import pytest
@@ -17,8 +19,11 @@ from ssmpi.comm import memory_file
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.data.reader import SplitReader
+from ssmpi.metrics import fields
+from ssmpi.report import summary
 from ssmpi.roles.progress import Progress
 from ssmpi.run import run_folder
+from ssmpi.tools import inspect
 
 KEYED = ("user", "item")
 SIZES = (400, 400, 20, 9, 50)
@@ -176,6 +181,24 @@ def test_a_full_table_refuses_evicts_and_says_so(tmp_path, data, caplog):
         assert counts["evicted"] > 0
         assert counts["keys"] <= 40
     assert "the table of user was full" in caplog.text
+    check_told(run)
+
+
+def check_told(run):
+    """Metrics have a line for each feature at each pause; summary and inspect show the last."""
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    told = [line for line in lines if line["kind"] == fields.KEYS]
+    assert set(told[0]) == {name for name, (kinds, _) in fields.FIELDS.items() if fields.KEYS in kinds}
+    assert [line["examples"] for line in told] == [end for end in range(1_000, 5_000, 1_000) for _ in KEYED]
+    for number, (name, last) in enumerate(run.result["keys"].items()):
+        assert last.items() <= told[number - 2].items()
+        assert told[number - 2]["feature"] == name
+        shown = (
+            f"{name}: {last['keys']:,} of at most {last['rows']:,} keys: {last['admitted']:,} admitted,"
+            f" {last['expired']:,} expired, {last['evicted']:,} evicted, {last['refused']:,} lookups refused"
+        )
+        assert shown in summary.table(run.folder, None, None)
+        assert shown in inspect.describe(run.folder, checksums=True)[0]
 
 
 def test_what_is_not_seen_expires(tmp_path, data):
