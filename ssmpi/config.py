@@ -179,8 +179,8 @@ class Config:
         """Which embedding PS, or the trainer, holds which rows of the tables of this data; SettingsError if these are
         not what ``embedding.table`` is for.
         """
-        servers, lengths = max(1, self.topology.embedding_ps), data.features.ids_per_row
-        return place(data.cardinalities, servers, self.embedding.keyed, lengths)
+        servers, features = max(1, self.topology.embedding_ps), data.features
+        return place(data.cardinalities, servers, self.embedding.keyed, features.sparse, features.ids_per_row)
 
     @property
     def places(self) -> Places:
@@ -236,7 +236,8 @@ def differences(before: Config, now: Config) -> list[str]:
             values[name] = str(Path(values[name]).resolve()) if values[name] else ""
         if before.model.name != now.model.name and custom_network.is_own(values["model.name"]):
             values["model.name"] = custom_network.identity(values["model.name"])
-    return [f"{name} was {was.get(name)!r}, now {are[name]!r}" for name in are if was.get(name) != are[name]]
+    names = [*are, *(name for name in was if name not in are)]
+    return [f"{n} was {was.get(n)!r}, now {are.get(n)!r}" for n in names if was.get(n) != are.get(n)]
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -148,7 +148,9 @@ def _without_removed(removed: Mapping[str, object], values: Mapping[str, Any], w
 
 
 def dump(settings: DataclassInstance) -> str:
-    """Write a settings dataclass as TOML that ``load`` reads back to an equal value; None is omitted."""
+    """Write a settings dataclass as TOML that ``load`` reads back to an equal value; None and empty mappings are
+    omitted.
+    """
     return tomli_w.dumps(typing.cast(Mapping[str, object], _plain(settings)))
 
 
@@ -205,7 +207,9 @@ def _shown(number: float) -> str:
 def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value):
         pairs = {f.name: getattr(value, f.name) for f in keys_of(value)}
-        return {name: _plain(item) for name, item in pairs.items() if item is not None}
+        return {name: _plain(item) for name, item in pairs.items() if item not in (None, {})}
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -234,6 +238,10 @@ def _convert(hint: object, value: object, name: str) -> object:
         return value
     if origin in (types.UnionType, typing.Union):
         return _convert(next(a for a in arguments if a is not type(None)), value, name)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise SettingsError(f"'{name}' is a section of sections, got {value!r}: write [{name}.NAME]")
+        return {key: _convert(arguments[1], item, f"{name}.{key}") for key, item in value.items()}
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise SettingsError(f"{name} = {value!r} is not a list")

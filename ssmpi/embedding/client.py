@@ -80,8 +80,10 @@ class Lookups:
                 yield batch, self.pull(self._ids_of(batch))
             return
         waiting: tuple[B, Lookup] | None = None
+        before = self._prefetched.values  # of the first batch, which has been looked up
         for batch in batches:
-            asked = (batch, self.ask(self._ids_of(batch)))
+            known = before is not None and len(before) == len(batch.ids)
+            asked, before = (batch, self.ask(self._ids_of(batch, again=known))), None
             if waiting:
                 self.arrive(waiting[1])
                 if self._prefetched.values is not None:
@@ -95,8 +97,8 @@ class Lookups:
             else:
                 yield waiting
 
-    def _ids_of(self, batch: HasIds) -> Ids:
-        ids: Ids = self._keys.ids(batch) if self._keys else batch.ids
+    def _ids_of(self, batch: HasIds, *, again: bool = False) -> Ids:
+        ids: Ids = self._keys.ids(batch, again=again) if self._keys else batch.ids
         return ids
 
     def pull(self, ids: Ids) -> Lookup:

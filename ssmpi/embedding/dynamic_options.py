@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from ssmpi.core.settings import COUNT, EXAMPLES, require, within
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import COUNT, EXAMPLES, require, suggestion, within
 from ssmpi.embedding.key_kernels import HEAD, RESERVED, powers
 
 SLACK = 6.0  # standard deviations by which a PS may have more than its share of the keys
 
 
 @dataclass(frozen=True)
-class DynamicOptions:
-    """The ``[embedding.dynamic]`` section, of every keyed feature.
+class KeyOptions:
+    """How the keys of a feature get and lose rows.
 
     ``keys`` is the most that have rows at a time. A key gets one at its ``admit_after``-th lookup, or at each of them
-    with ``admit_probability``; before that the feature's shared row serves. At a pause of training, a row that was not
-    looked up for more than ``expire_after_examples`` is freed, 0 for never. A full table frees those not looked up for
-    longest.
+    with ``admit_probability``, drawn by key and seed; before that the feature's shared row serves. At a pause of
+    training, a row that was not looked up for more than ``expire_after_examples`` is freed, 0 for never. A full table
+    frees those not looked up for longest.
     """
 
     keys: int = 1_000_000
@@ -40,6 +43,11 @@ class DynamicOptions:
             "leave one out",
         )
 
+    @property
+    def counts(self) -> bool:
+        """Whether lookups of keys without a row are counted."""
+        return self.admit_after > 1 or self.admit_probability < 1.0
+
     def rows(self, servers: int) -> int:
         """Rows of one feature on each of so many PSs: its share of the keys, with room for an unequal one, and the
         reserved rows.
@@ -51,4 +59,51 @@ class DynamicOptions:
     def bytes_beside(self, rows: int) -> int:
         """Memory of one feature's map on one PS, of so many rows."""
         slots = 16 * powers(rows)
-        return 8 * HEAD + 16 * rows + slots * (2 if self.admit_after > 1 else 1)
+        return 8 * HEAD + 16 * rows + slots * (2 if self.counts else 1)
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """An ``[embedding.dynamic.features.NAME]`` section: what is different for one feature, None what is not. A way of
+    admission replaces both.
+    """
+
+    keys: int | None = None
+    admit_after: int | None = None
+    admit_probability: float | None = None
+    expire_after_examples: int | None = None
+
+
+@dataclass(frozen=True)
+class DynamicOptions(KeyOptions):
+    """The ``[embedding.dynamic]`` section: of every keyed feature, but for what ``features`` have of their own."""
+
+    features: dict[str, FeatureOptions] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.features:
+            try:
+                self.of(name)
+            except SettingsError as error:
+                raise SettingsError(f"features.{name}.{error}") from None
+
+    def of(self, feature: str) -> KeyOptions:
+        """Those of one feature."""
+        own = {
+            name: value
+            for name, value in vars(self.features.get(feature, FeatureOptions())).items()
+            if value is not None
+        }
+        common = {each.name: getattr(self, each.name) for each in dataclasses.fields(KeyOptions)}
+        if {"admit_after", "admit_probability"} & own.keys():
+            del common["admit_after"], common["admit_probability"]
+        return KeyOptions(**(common | own))
+
+    def check(self, keyed: Sequence[str]) -> None:
+        """SettingsError if a feature is named that is not among the ``keyed`` ones."""
+        for name in self.features:
+            require(
+                name in keyed,
+                f"embedding.dynamic.features.{name}: the data has no such feature with keys{suggestion(name, keyed)}",
+            )

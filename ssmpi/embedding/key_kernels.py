@@ -8,6 +8,8 @@ rows are freed, the map is filled anew while nobody reads it.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numba import uint64
 
@@ -21,7 +23,7 @@ NOT_FOUND = -1
 SEEN = -(2**63)  # date of a row that was looked up since the last pause; those of an earlier run may be below 0
 
 # Words of a keyed table's head
-CURSOR, END, USED, ADMITTED, EXPIRED, EVICTED, REFUSED, COUNTED, DRAWS = range(9)
+CURSOR, END, USED, ADMITTED, EXPIRED, EVICTED, REFUSED, COUNTED = range(8)
 HEAD = 16
 
 
@@ -107,22 +109,17 @@ def forget(candidates: np.ndarray, key: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def is_admitted(
-    candidates: np.ndarray, head: np.ndarray, key: int, times: int, after: int, chance: float, seed: int
-) -> bool:
-    """Whether a key without a row, seen ``times`` now, gets one: by its number of sightings, or each sighting by
-    chance.
+def lookups_wanted(key: int, rule: tuple[int, float], seed: int, table: int) -> int:
+    """At which of its lookups a key gets a row. With a chance below 1 that is the first success of independent trials,
+    one a lookup: geometric, by inversion of a uniform number that follows from seed, table and key alone, so that
+    neither the number of PSs nor the order in which keys come matters.
     """
-    if after > 1 and count(candidates, head, key, times) < after:
-        return False
+    after, chance = rule
     if chance >= 1.0:
-        return True
-    for _ in range(times):
-        head[DRAWS] += 1
-        draw = mix(mix(uint64(seed)) ^ mix(uint64(key)) ^ uint64(head[DRAWS])) >> uint64(11)
-        if np.float64(draw) < chance * 9007199254740992.0:  # 2^53
-            return True
-    return False
+        return after
+    draw = mix(mix(mix(uint64(seed)) ^ uint64(table)) ^ mix(uint64(key))) >> uint64(11)
+    uniform = (np.float64(draw) + 0.5) / 9007199254740992.0  # 2^53: in (0, 1)
+    return 1 + np.int64(math.log(uniform) / math.log1p(-chance))  # type: ignore[return-value]  # as numba has it
 
 
 @njit(cache=True, nogil=True)
@@ -172,7 +169,8 @@ def resolve(
         if row != NOT_FOUND:
             seen[row] = SEEN
             continue
-        if not is_admitted(candidates, head, key, times[i], rule[0], rule[1], start[0]):
+        wanted = lookups_wanted(key, rule, start[0], start[1])
+        if wanted > 1 and count(candidates, head, key, times[i]) < wanted:
             continue
         row = free_row(head, keys)
         if row == NOT_FOUND:
@@ -184,7 +182,7 @@ def resolve(
         insert(slots, key, row)
         head[USED] += 1
         head[ADMITTED] += 1
-        if rule[0] > 1:
+        if wanted > 1:
             forget(candidates, key)
         out[i] = row
 

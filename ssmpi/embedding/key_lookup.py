@@ -52,26 +52,26 @@ class KeyLookup:
         self._maps = KernelArgs((), [array for pair in by_feature for array in pair])
         self._ids, self._unknown = np.empty((0, features), np.int32), np.empty(0, np.int64)
 
-    def ids(self, batch: HasKeys) -> np.ndarray:
-        """int32 (batch, features), valid until the next call."""
-        rows = len(batch.keys)
+    def ids(self, batch: HasKeys, *, again: bool = False) -> np.ndarray:
+        """int32 (batch, features), valid until the next call. A batch that is looked up ``again`` does not count."""
+        rows, counts = len(batch.keys), self._counts and not again
         if len(self._ids) < rows:
             self._ids = np.empty((rows, self._features), np.int32)
             self._unknown = np.empty(batch.keys.size, np.int64)
         ids = self._ids[:rows]
         missed = key_lookup_kernels.translate(
             self._maps.words, self._servers, (batch.ids, self._plain), (batch.keys, self._keyed), ids, self._unknown,
-            self._counts,
+            counts,
         )  # fmt: skip
-        if missed and (self._counts or not self._all_mapped):
-            self._ask(batch.keys, ids, self._unknown[:missed])
+        if missed and (counts or not self._all_mapped):
+            self._ask(batch.keys, ids, self._unknown[:missed], counts=counts)
         return ids
 
-    def _ask(self, keys: np.ndarray, ids: np.ndarray, unknown: np.ndarray) -> None:
+    def _ask(self, keys: np.ndarray, ids: np.ndarray, unknown: np.ndarray, *, counts: bool) -> None:
         """Ask for the keys at the ``unknown`` positions and fill in their ids."""
         asked, inverse = np.empty((len(unknown), 3), np.int64), np.empty(len(unknown), np.int64)
         starts = key_lookup_kernels.group(keys, unknown, self._servers, asked, inverse)
-        if not self._counts:
+        if not counts:
             asked[:, 2] = 0
         answers = self._tables.find([asked[a:b] for a, b in pairwise(starts.tolist())], self._thread)
         key_lookup_kernels.fill_in(ids, unknown, np.concatenate(answers), inverse, self._keyed)

@@ -91,7 +91,7 @@ class KeyedLoad:
         if len(rows) < len(mine):
             raise DataError(
                 f"{path}: {len(mine):,} keys of table {self._part.table} belong to one embedding PS, which has room for"
-                f" {len(rows):,} more: raise embedding.dynamic.keys, or set it back"
+                f" {len(rows):,} more: raise its keys in embedding.dynamic, or set them back"
             )
         for start in range(0, len(mine), ROWS_AT_A_TIME):
             some = slice(start, start + ROWS_AT_A_TIME)

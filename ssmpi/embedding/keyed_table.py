@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ssmpi.embedding import key_kernels as kernels
-from ssmpi.embedding.dynamic_options import DynamicOptions
+from ssmpi.embedding.dynamic_options import KeyOptions
 
 if TYPE_CHECKING:
     from ssmpi.embedding.placement import Placement
@@ -48,11 +48,11 @@ class KeyCounts(NamedTuple):
 class KeyMemory:
     """How the maps of a PS lie in its memory of ``size`` bytes: ``places`` has the slice of each keyed table."""
 
-    def __init__(self, options: DynamicOptions, placement: Placement, server: int) -> None:
+    def __init__(self, placement: Placement, server: int) -> None:
         self.places, self.size = dict[int, slice](), 0
         self._rows = {part.table: part.rows for part in placement.keyed_parts_of(server)}
         for part in placement.keyed_parts_of(server):
-            end = self.size + options.bytes_beside(part.rows)
+            end = self.size + placement.dynamic[part.table].bytes_beside(part.rows)
             self.places[part.table], self.size = slice(self.size, end), end
 
     def maps(self, memory: np.ndarray, table: int) -> list[np.ndarray]:
@@ -74,7 +74,7 @@ class KeyedTable:
     """
 
     def __init__(
-        self, options: DynamicOptions, memory: np.ndarray, values: tuple[np.ndarray, np.ndarray], begin: Beginning, *,
+        self, options: KeyOptions, memory: np.ndarray, values: tuple[np.ndarray, np.ndarray], begin: Beginning, *,
         kept: bool,
     ) -> None:  # fmt: skip
         rows, words = len(values[0]), memory.view(np.int64)
@@ -145,7 +145,7 @@ class KeyedTable:
 
     def see(self, candidates: np.ndarray) -> None:
         """Add such sightings, of keys that are counted."""
-        if self._options.admit_after > 1:
+        if self._options.counts:
             for key, times in candidates.tolist():
                 kernels.count(self._candidates, self.head, key, times)
 

@@ -9,14 +9,14 @@ stripes spread the frequent ones evenly.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from ssmpi.core.errors import SettingsError, TopologyError
-from ssmpi.embedding.dynamic_options import DynamicOptions
+from ssmpi.embedding.dynamic_options import DynamicOptions, KeyOptions
 
 LARGEST_ARENA = 2**31 - 1
 LARGEST_PIECE = (
@@ -45,15 +45,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """All parts of all tables. ``cardinalities`` are the rows of each table, of the ``keyed`` ones with room for the
-    most keys; ``lengths`` how many of them an example looks up on average.
+    """All parts of all tables. ``cardinalities`` are the rows of each table, of those in ``dynamic``, the keyed ones,
+    with room for the most keys; ``lengths`` how many of them an example looks up on average.
     """
 
     cardinalities: tuple[int, ...]
     servers: int
     parts: tuple[Part, ...]
     lengths: tuple[float, ...]
-    keyed: tuple[int, ...] = ()
+    dynamic: Mapping[int, KeyOptions] = field(default_factory=dict, hash=False)
+
+    @property
+    def keyed(self) -> tuple[int, ...]:
+        """The numbers of the keyed tables."""
+        return tuple(self.dynamic)
 
     def parts_of(self, server: int) -> list[Part]:
         """The parts one PS holds, in arena order."""
@@ -113,21 +118,27 @@ class Placement:
         return table
 
 
-def place(
-    sizes: Sequence[int],
-    servers: int,
-    dynamic: DynamicOptions | None = None,
-    lengths: Sequence[float] = (),
-) -> Placement:
-    """Spread tables of these sizes over ``servers`` embedding PSs; TopologyError if one would hold more rows than it
-    can number. Tables of size 0 are keyed, which ``dynamic`` sets; SettingsError if one is there without the other.
-    ``lengths``: lookups of each table per example, one if not given.
+def keyed_tables(
+    sizes: Sequence[int], dynamic: DynamicOptions | None, names: Sequence[str]
+) -> Mapping[int, KeyOptions]:
+    """How the keys of each keyed table get rows: those of size 0, with these ``names``. SettingsError if they are there
+    and ``dynamic`` is not, or the other way, or names others.
     """
-    keyed = tuple(table for table, rows in enumerate(sizes) if not rows)
+    keyed = [table for table, rows in enumerate(sizes) if not rows]
     if bool(keyed) != bool(dynamic):
         raise SettingsError(MISMATCH[bool(keyed)])
-    cardinalities = [rows if rows or not dynamic else servers * dynamic.rows(servers) for rows in sizes]
-    lengths = tuple(lengths or [1.0] * len(sizes))
+    if not dynamic:
+        return {}
+    dynamic.check([names[table] for table in keyed])
+    return {table: dynamic.of(names[table]) for table in keyed}
+
+
+def _owners(
+    cardinalities: Sequence[int], lengths: Sequence[float], servers: int, keyed: Collection[int]
+) -> dict[int, list[int]]:
+    """The PS of each table's stripes: the largest first, each to where memory and lookups are fewest. A keyed table has
+    one on every PS.
+    """
     total = sum(cardinalities)
     ideal_rows, ideal_lookups = total / servers, (sum(lengths) or 1.0) / servers
     pieces = []
@@ -153,7 +164,24 @@ def place(
         owners.setdefault(table, []).append(owner)
         memory[owner] += more_memory
         lookups[owner] += more_lookups
+    return owners
 
+
+def place(
+    sizes: Sequence[int],
+    servers: int,
+    dynamic: DynamicOptions | None = None,
+    names: Sequence[str] = (),
+    lengths: Sequence[float] = (),
+) -> Placement:
+    """Spread tables of these sizes over ``servers`` embedding PSs; TopologyError if one would hold more rows than it
+    can number. Tables of size 0 are keyed, as ``dynamic`` says of features with these ``names``; SettingsError if one
+    is there without the other. ``lengths``: lookups of each table per example, one if not given.
+    """
+    keyed = keyed_tables(sizes, dynamic, names)
+    cardinalities = [rows or servers * keyed[table].rows(servers) for table, rows in enumerate(sizes)]
+    lengths = tuple(lengths or [1.0] * len(sizes))
+    total, owners = sum(cardinalities), _owners(cardinalities, lengths, servers, keyed)
     arena = [0] * servers
     parts = []
     for table, stripes in sorted(owners.items()):

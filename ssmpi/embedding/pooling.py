@@ -42,7 +42,7 @@ class TableTraffic:
         """Bytes of pulling and pushing the bags, without the heads of messages."""
         pulled = wire.pulled_bag_bytes(0, self.sums, self.ids, self.width, weighted=self.weighted) - 8
         numbers = self.sums, self.rows, self.ids
-        return pulled + wire.pushed_bag_bytes(0, *numbers, self.width, weighted=self.weighted) - 16
+        return pulled + wire.pushed_bag_bytes(*numbers, self.width, weighted=self.weighted) - 12
 
 
 def counted(placement: Placement, bags: Bags, width: int) -> list[TableTraffic]:

@@ -144,7 +144,7 @@ class Arena(RowArray):
 
     Initial vectors are U(-1/sqrt(n), 1/sqrt(n)) with n the table's rows (facebookresearch/dlrm), from a counter-based
     generator: neither placement nor the number of PSs changes a value. First-order weights start at 0. Rows already in
-    ``memory`` are not initialized. In a keyed table n is ``embedding.dynamic.keys``, rows begin when a key gets them,
+    ``memory`` are not initialized. In a keyed table n is the most ``keys``, rows begin when a key gets them,
     and ``keys`` is the memory of the maps; ``keyed`` are these tables by number.
     """
 
@@ -187,13 +187,12 @@ class Arena(RowArray):
 
     def _bound(self, part: Part) -> float:
         """Of the initial values of a part."""
-        dynamic = self.options.settings.dynamic
-        return 1.0 / math.sqrt(dynamic.keys if part.table in self.placement.keyed else self.cardinalities[part.table])
+        dynamic = self.placement.dynamic.get(part.table)
+        return 1.0 / math.sqrt(dynamic.keys if dynamic else self.cardinalities[part.table])
 
     def _keyed_tables(self, memory: Memory) -> dict[int, KeyedTable]:
         """The keyed tables by number, over the maps in ``memory``."""
-        settings, vector = self.options.settings, self.options.layout.vector
-        layout = KeyMemory(settings.dynamic, self.placement, self.server)
+        layout, vector = KeyMemory(self.placement, self.server), self.options.layout.vector
         words = memory.allocate(layout.size)
         if not memory.kept and memory.file < 0:
             words[:] = 0
@@ -202,7 +201,7 @@ class Arena(RowArray):
             rows = slice(part.base, part.base + part.rows)
             begin = Beginning(self._seed, part.table, vector, self._bound(part), self.options.optimizer.initial)
             values, mine = (self.weights[rows], self.state[rows]), words[layout.places[part.table]]
-            found[part.table] = KeyedTable(settings.dynamic, mine, values, begin, kept=memory.kept)
+            found[part.table] = KeyedTable(self.placement.dynamic[part.table], mine, values, begin, kept=memory.kept)
         return found
 
     @property

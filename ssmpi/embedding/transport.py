@@ -56,7 +56,7 @@ class RemoteTables:
         self._paths: list[Path] = []
         wanted = options.settings.transport != "messages"
         self._keys = len(placement.keyed)
-        self._layouts = [KeyMemory(options.settings.dynamic, placement, index) for index in range(len(self._servers))]
+        self._layouts = [KeyMemory(placement, index) for index in range(len(self._servers))]
         self.maps = [[np.empty(0, np.int64)] * 2 * self._keys for _ in self._servers]
         self._mapped = [
             self._attach(index, scope_of(placement, index)) if wanted else None for index in range(len(self._servers))

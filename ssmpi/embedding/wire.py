@@ -166,12 +166,9 @@ def pulled_bag_bytes(singles: float, bags: float, ids: float, width: int, *, wei
     return 8 + pulled_bytes(singles, width) + bags * (4 + 4 * width) + ids * (4 + 4 * weighted)
 
 
-def pushed_bag_bytes(
-    singles: float, bags: float, rows: float, ids: float, width: int, *, weighted: bool = False, counted: bool = False
-) -> float:
-    """Payload of one PUSH_BAGS of so many single rows, bags, unique rows of bags and ids of bags."""
-    of_bags = 12 + rows * 4 + bags * (4 + 4 * width) + ids * (4 + 4 * weighted)
-    return pushed_bytes(1, singles, width, counted=counted) + of_bags
+def pushed_bag_bytes(bags: float, rows: float, ids: float, width: int, *, weighted: bool = False) -> float:
+    """What bags add to a push of single rows: so many bags, their unique rows and their ids."""
+    return 12 + rows * 4 + bags * (4 + 4 * width) + ids * (4 + 4 * weighted)
 
 
 def pulled_bytes(rows: float, width: int) -> float:

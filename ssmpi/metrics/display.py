@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -21,6 +22,15 @@ def bar(rows: int, earlier: int) -> Any:
     found = tqdm(total=rows, initial=earlier, unit="ex", unit_scale=True, ncols=columns, nrows=lines, file=there)
     found.dynamic_ncols = shape  # asked before each drawing; tqdm's own takes 0 rows for no room
     return found
+
+
+def keys_of(feature: str, counts: Mapping[str, int]) -> str:
+    """What the dynamic table of a feature holds, in one line."""
+    refused = f", {counts['refused']:,} lookups refused" if counts["refused"] else ""
+    return (
+        f"{feature}: {counts['keys']:,} of at most {counts['rows']:,} keys: {counts['admitted']:,} admitted,"
+        f" {counts['expired']:,} expired, {counts['evicted']:,} evicted{refused}"
+    )
 
 
 def describe(metrics: dict[str, float]) -> str:

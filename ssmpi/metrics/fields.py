@@ -4,12 +4,12 @@ this table. ``metric_logger`` writes them; what a trainer measures comes to it a
 
 from __future__ import annotations
 
-KINDS = ("train", "evaluation", "checkpoint", "row_save", "recovery")
-TRAIN, EVALUATION, CHECKPOINT, ROW_SAVE, RECOVERY = KINDS
+KINDS = ("train", "evaluation", "checkpoint", "row_save", "recovery", "keys")
+TRAIN, EVALUATION, CHECKPOINT, ROW_SAVE, RECOVERY, KEYS = KINDS
 ALL, SCORED, SAVED = KINDS, (TRAIN, EVALUATION), (CHECKPOINT, ROW_SAVE)
 
 FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "kind": (ALL, "`train` for a window of training, `evaluation`, `checkpoint`, `row_save`, or `recovery`"),
+    "kind": (ALL, "`train` for a window of training, `evaluation`, `checkpoint`, `row_save`, `recovery`, or `keys`"),
     "examples": (ALL, "examples of all trainers so far, earlier jobs of the run included"),
     "seconds": (ALL, "seconds of training so far, earlier jobs included; evaluations and saves are left out"),
     "eps": ((TRAIN,), "examples a second in this window, all trainers"),
@@ -64,7 +64,13 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
         "what was scored; `progressive`: a part of the data before training on it (`evaluate.progressive`)",
     ),
     "weights": ((EVALUATION,), "`model`: the common model; `replica 0`: the first trainer's own (`evaluate.replica`)"),
-    "rows": ((EVALUATION, ROW_SAVE), "rows scored, or saved"),
+    "rows": ((EVALUATION, ROW_SAVE, KEYS), "rows scored, or saved, or that there are for keys of the feature"),
+    "feature": ((KEYS,), "whose dynamic table it is; there is a line for each at every pause of training"),
+    "keys": ((KEYS,), "keys that have rows after the pause"),
+    "admitted": ((KEYS,), "keys that were given rows so far"),
+    "expired": ((KEYS,), "those of them that lost their rows because they were not looked up for long"),
+    "evicted": ((KEYS,), "those that lost them because the table was full"),
+    "refused": ((KEYS,), "how often a new key got no row so far, because the table was full"),
     "name": ((CHECKPOINT,), "folder of the checkpoint"),
     "O_save": ((CHECKPOINT,), "seconds of training that it cost: the sum of the next two, never less than the first"),
     "standstill_seconds": ((CHECKPOINT,), "seconds that training was paused for it"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -117,6 +117,10 @@ class MetricLogger:
         """Write how the run resumed after a kill: a record of ``recoveries.json``."""
         seconds = {f"seconds_{name}": value for name, value in record["seconds"].items()}
         self._write({"kind": "recovery", **record, **self._where(), **seconds})
+
+    def swept(self, feature: str, counts: Mapping[str, int]) -> None:
+        """Write what a feature's dynamic table holds at a pause."""
+        self._write({"kind": "keys", **self._where(), "feature": feature, **counts})
 
     def rows_saved(self, line: dict[str, Any]) -> None:
         """Write the result of an embedding PS's row save."""

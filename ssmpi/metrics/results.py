@@ -97,8 +97,9 @@ class RunResults:
             if refused > 0:
                 log.warning(
                     f"the table of {feature} was full: {refused:,} times a new key got no row, and {now.keys:,} of "
-                    f"{now.rows:,} rows are left in use; embedding.dynamic.keys is the limit"
+                    f"{now.rows:,} rows are left in use; its limit is keys of embedding.dynamic or of its own section"
                 )
+            self.logbook.swept(feature, now._asdict())
         self.keys = {feature: now._asdict() for feature, now in keys.items()}
 
     def rows_saved(self, lines: Sequence[dict[str, Any]], recorded: Callable[[], object] | None = None) -> None:

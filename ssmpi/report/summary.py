@@ -11,6 +11,7 @@ from ssmpi.files import result_marker
 from ssmpi.files.result_marker import COMPLETE
 from ssmpi.files.run_files import RESULT_NAME
 from ssmpi.metrics import progressive
+from ssmpi.metrics.display import keys_of
 from ssmpi.report.reader import read, read_json
 from ssmpi.report.record import FINAL_SPLITS, Record
 from ssmpi.report.traffic import in_words
@@ -51,6 +52,7 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     lines.append(f"{record.status}{ended}: {result['examples']:,.0f} examples at {record.number('eps'):,.0f} EPS{gap}")
     if ahead := evaluations.get(progressive.NAME):
         lines.append(_ahead(ahead["whole"]))
+    lines += [keys_of(feature, counts) for feature, counts in result.get("keys", {}).items()]
     others = [name for name, found in evaluations.items() if _differ(found) and not (both and name == split)]
     lines += [_best_and_last(name, evaluations[name], kept) for name in others]
     if "round_seconds" in result:

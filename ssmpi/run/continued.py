@@ -105,12 +105,13 @@ def check_keys(run: Path, there: Mapping[str, Mapping[str, int]], config: Config
     """How many keys the dynamic tables of ``run`` have, whose counts are ``there`` by feature; SettingsError if they
     would find no room.
     """
-    room = config.embedding.dynamic.keys
+    options = config.embedding.dynamic
     for feature, counts in there.items():
+        room, own = options.of(feature).keys, options.features.get(feature)
         if counts["keys"] > room:
+            setting = f"embedding.dynamic.features.{feature}.keys" if own and own.keys else "embedding.dynamic.keys"
             raise SettingsError(
-                f"embedding.dynamic.keys = {room:,}: {run} has {counts['keys']:,} keys of {feature}: set it to that or"
-                " more"
+                f"{setting} = {room:,}: {run} has {counts['keys']:,} keys of {feature}: set it to that or more"
             )
     return sum(counts["keys"] for counts in there.values())
 

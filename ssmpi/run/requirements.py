@@ -18,7 +18,7 @@ from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, read_manifest
 from ssmpi.embedding.keyed_table import KeyMemory
-from ssmpi.embedding.placement import Placement, place
+from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
 from ssmpi.model import custom_code
@@ -67,9 +67,10 @@ def splits_to_score(config: Config, manifest: Manifest, overridden: Collection[s
 
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
     """Which PS holds which rows. Table sizes come from the data's manifest or from ``tables_file``."""
-    if tables_file:
-        return place(read_tables(tables_file), max(1, config.topology.embedding_ps), config.embedding.keyed)
-    return config.placement(read_manifest(Path(config.data.folder)))
+    if not tables_file:
+        return config.placement(read_manifest(Path(config.data.folder)))
+    sizes = read_tables(tables_file)
+    return config.placement(Manifest(sizes, {}, features=Features.numbered(0, len(sizes))))
 
 
 def read_tables(path: Path) -> tuple[int, ...]:
@@ -108,7 +109,7 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     trainer = 4.0 * ((3 + state) * owned + held * (1 + topology.replica_lanes * own)) + topology.threads * (
         6.0 * features + block + activations
     )
-    rows = placement.most_rows * config.rows.row_bytes + key_memory(config, placement)
+    rows = placement.most_rows * config.rows.row_bytes + key_memory(placement)
     mirrors = mirror_memory(config)
     trainer += mirrors.get(Role.TRAINER, 0.0)
     sync_ps = 8.0 * config.network.parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
@@ -125,7 +126,7 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     """
     if config.recovery.mode == "off":
         return {}
-    topology, rows = config.topology, float(placement.most_rows * config.rows.row_bytes + key_memory(config, placement))
+    topology, rows = config.topology, float(placement.most_rows * config.rows.row_bytes + key_memory(placement))
     state = len(optimizer_of(config.dense).vectors)
     vectors = 4.0 * (held_parameters(config) + dense_parameters(config) * (state + round_cost(config).kept))
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
@@ -137,9 +138,9 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     return {role: own.get(role, 0.0) + HEADER for role in Role}
 
 
-def key_memory(config: Config, placement: Placement) -> int:
+def key_memory(placement: Placement) -> int:
     """Bytes of the maps from keys to rows of one PS, when they are full."""
-    return KeyMemory(config.embedding.dynamic, placement, 0).size
+    return KeyMemory(placement, 0).size
 
 
 def tracker_memory(config: Config, placement: Placement) -> int:

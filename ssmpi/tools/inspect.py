@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ssmpi.checkpoint import remedies, store
+from ssmpi.checkpoint.parent import Parent
 from ssmpi.checkpoint.rows.records import read_rows
 from ssmpi.core.errors import DataError, json_problem
+from ssmpi.embedding.table import KEYS
 from ssmpi.files import result_marker, run_files
-from ssmpi.files.run_files import MODEL, RESULT_NAME, ROWS, RUN_FILE, VERSIONS
+from ssmpi.files.run_files import MODEL, PARENT, RESULT_NAME, ROWS, RUN_FILE, VERSIONS
+from ssmpi.metrics.display import keys_of
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
@@ -19,6 +20,8 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
     lines, damaged = [f"{run}: {run_status(run)}"], list[Path]()
     if problem := result_marker.damage(run):
         lines, damaged = [f"{run}: {RESULT_NAME}: DAMAGED: {problem}: how the run ended is not known"], [run]
+    continued, known = parent_of(run)
+    lines, damaged = [*lines, *continued], [*damaged, *([] if known else [run / PARENT])]
     finished, there = result_marker.is_finished(run), store.Store(run).committed()
     for path in [*there, *([run / MODEL] if finished or (run / MODEL).is_dir() else [])]:
         found = damage_in(path, checksums=checksums)
@@ -27,6 +30,7 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
             damaged.append(path)
         else:
             lines[-1] += ", checksums ok" if checksums else ", checksums not read"
+            lines += _keys(path)
     lines += [
         f"{path.name}: does not count: newer than the checkpoint that the run resumed from"
         for path in store.Store(run).set_aside()
@@ -75,6 +79,7 @@ def damage_in(path: Path, *, checksums: bool) -> str:
         if checksums:
             store.check(path)
         contents(path)
+        _keys(path)
     except DataError as error:
         return f"DAMAGED: {error}"
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -88,7 +93,7 @@ def contents(path: Path) -> str:
     state = manifest.state
     size = f"{len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB"
     if "topology" not in state:
-        return f"after {state['examples']:,} examples{_keys(state)}, {size}"
+        return f"after {state['examples']:,} examples, {size}"
     done, ranks = state["examples"] / max(state["expected_examples"], 1), state["topology"]
     servers = f"{ranks['embedding_ps']} embedding PSs, {ranks['sync_ps']} sync PSs"
     groups = f" in groups of {ranks['group']}" if ranks.get("group", 1) > 1 else ""
@@ -97,15 +102,22 @@ def contents(path: Path) -> str:
     last = {split: kept["last"]["ne"] for split, kept in state["evaluations"].items()}
     scores = "".join(f", {split} NE {'not known' if ne is None else f'{ne:.5f}'}" for split, ne in last.items())
     return (
-        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}{_keys(state)}, {size}, by {made_by} "
+        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}, {size}, by {made_by} "
         f"({state['algorithm']}), seed {state['identity']['run.seed']}"
     )
 
 
-def _keys(state: Mapping[str, Any]) -> str:
-    """What dynamic tables hold, by feature; empty if there are none."""
-    return "".join(
-        f", {feature} {n['keys']:,} keys ({n['admitted']:,} admitted, {n['expired']:,} expired, {n['evicted']:,} "
-        "evicted)"
-        for feature, n in state.get("keys", {}).items()
-    )
+def _keys(path: Path) -> list[str]:
+    """What the dynamic tables of an undamaged checkpoint or model hold, a line for each feature."""
+    return [
+        f"  {keys_of(feature, counts)}" for feature, counts in store.read_manifest(path).state.get(KEYS, {}).items()
+    ]
+
+
+def parent_of(run: Path) -> tuple[list[str], bool]:
+    """The run that this one continues, if it continues one, and whether its record can be read."""
+    try:
+        parent = Parent.recorded(run)
+    except DataError as error:
+        return [f"{PARENT}: DAMAGED: {error}"], False
+    return [f"continues {parent} (SHA-256 {parent.model[:12]}...)"] if parent else [], True

@@ -97,17 +97,18 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
             "example: " + " ".join(names)
         )
     if placement.keyed:
-        lines += _keyed(config, placement, features)
+        lines += _keyed(placement, features)
     return "\n".join(lines)
 
 
-def _keyed(config: Config, placement: Placement, features: Features) -> list[str]:
+def _keyed(placement: Placement, features: Features) -> list[str]:
     """About the dynamic tables among them, at their limit."""
-    dynamic, maps = config.embedding.dynamic, key_memory(config, placement)
+    limits = {features.sparse[table]: each.keys for table, each in placement.dynamic.items()}
+    collisions = sum(expected_collisions(keys) for keys in limits.values())
+    most = ", ".join(f"{name} up to {keys:,} keys" for name, keys in limits.items())
     return [
-        f"  dynamic: {', '.join(features.keyed)}: up to {dynamic.keys:,} keys each, all counted above; their maps "
-        f"take {in_units(maps)} of each PS more",
-        f"  of so many tokens {expected_collisions(dynamic.keys):.2g} pairs are expected to share a 64-bit key",
+        f"  dynamic: {most}, all counted above; their maps take {in_units(key_memory(placement))} of each PS more",
+        f"  of so many tokens {collisions:.2g} pairs are expected to share a 64-bit key",
     ]
 
 
@@ -177,7 +178,7 @@ def row_bytes(config: Config, placement: Placement) -> tuple[float, float]:
     found = [each for each, by_bag in zip(traffic, pooled, strict=True) if by_bag]
     ids, sums = sum(each.ids for each in found), sum(each.sums for each in found)
     pulled += servers * 8 + wire.pulled_bag_bytes(0, sums, ids, width, weighted=weighted) - 8
-    of_bags = wire.pushed_bag_bytes(0, sums, ids, ids, width, weighted=weighted) - 16
+    of_bags = wire.pushed_bag_bytes(sums, ids, ids, width, weighted=weighted) - 12
     return pulled, pushed + servers * 12 + of_bags
 
 

@@ -108,7 +108,7 @@ def test_a_lost_embedding_ps_reloads_its_keys(tmp_path, data, caplog):
     assert (only["how"], only["examples"], only["batches_repeated"]) == ("partial", at_kill, 0)
     assert only["sources"] == {"embedding_ps 1": checkpoint.name}
     assert only["samples_lost"] == at_kill - taken > 0
-    placement = place(read_manifest(data[1]).cardinalities, 2, killed.config.embedding.dynamic)
+    placement = killed.config.placement(read_manifest(data[1]))
     plain = sum(part.rows for part in placement.parts_of(1) if part.table not in placement.keyed)
     assert only["rows_reloaded"] == plain + len(expected)
     killed.start()
@@ -128,7 +128,7 @@ def test_losses_are_those_of_one_process_that_overwrites_the_rows_of_the_same_id
     killed.lose("embedding_ps-1").start()
     numbers = {n for n in range(lost) if after(killed.config, n) == examples_of(checkpoint)} | {lost}
     assert len(numbers) == 2
-    placement = place(read_manifest(data[1]).cardinalities, 2, killed.config.embedding.dynamic)
+    placement = killed.config.placement(read_manifest(data[1]))
     whole = {part.table: part for part in place(SIZES, 1).parts}
     mine = [  # arena rows of the oracle that PS 1 holds
         whole[table].base + id_

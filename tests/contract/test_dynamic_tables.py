@@ -2,6 +2,8 @@
 shared memory and by messages, over kills and resumes.
 """
 
+import json
+
 import h5py
 import numpy as np
 import pytest
@@ -17,8 +19,11 @@ from ssmpi.comm import memory_file
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.data.reader import SplitReader
+from ssmpi.metrics import fields
+from ssmpi.report import summary
 from ssmpi.roles.progress import Progress
 from ssmpi.run import run_folder
+from ssmpi.tools import inspect
 
 KEYED = ("user", "item")
 SIZES = (400, 400, 20, 9, 50)
@@ -151,6 +156,23 @@ def test_a_key_is_admitted_at_its_nth_lookup(tmp_path, data, servers):
         assert not np.array_equal(keyed[table]["id 1"], np.array(shared, np.float32)), "the shared row has learned"
 
 
+def test_a_feature_has_settings_of_its_own(tmp_path, data):
+    """Users are admitted at the fifth lookup and never expire; items at once, few at a time, and only for a part."""
+    settings = (
+        "embedding.dynamic.features.user.admit_after=5", "embedding.dynamic.features.item.keys=40",
+        "embedding.dynamic.features.item.expire_after_examples=1",
+    )  # fmt: skip
+    run = train_over_threads(tmp_path, data[1], *STEPS, *DYNAMIC, *settings, "topology.embedding_ps=2")
+    keyed, _ = tables(run)
+    users, items = ({key for key in keyed[table] if isinstance(key, int)} for table in (0, 1))
+    assert users == {int(key) for key, count in lookups_of(data[1])[0].items() if key and 2 * count >= 5}
+    assert 0 < len(items) <= 2 * 40 < len(lookups_of(data[1])[1]), "each of two PSs has room for 40 items"
+    of_users, of_items = (run.result["keys"][name] for name in KEYED)
+    assert (of_users["refused"], of_users["expired"]) == (0, 0)
+    assert of_items["refused"] > 0
+    assert of_items["expired"] > 0
+
+
 def test_a_full_table_refuses_evicts_and_says_so(tmp_path, data, caplog):
     settings = ("embedding.table=dynamic", "embedding.dynamic.keys=40", "topology.embedding_ps=1")
     run = train_over_threads(tmp_path, data[1], *STEPS, *settings)
@@ -159,6 +181,24 @@ def test_a_full_table_refuses_evicts_and_says_so(tmp_path, data, caplog):
         assert counts["evicted"] > 0
         assert counts["keys"] <= 40
     assert "the table of user was full" in caplog.text
+    check_told(run)
+
+
+def check_told(run):
+    """Metrics have a line for each feature at each pause; summary and inspect show the last."""
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    told = [line for line in lines if line["kind"] == fields.KEYS]
+    assert set(told[0]) == {name for name, (kinds, _) in fields.FIELDS.items() if fields.KEYS in kinds}
+    assert [line["examples"] for line in told] == [end for end in range(1_000, 5_000, 1_000) for _ in KEYED]
+    for number, (name, last) in enumerate(run.result["keys"].items()):
+        assert last.items() <= told[number - 2].items()
+        assert told[number - 2]["feature"] == name
+        shown = (
+            f"{name}: {last['keys']:,} of at most {last['rows']:,} keys: {last['admitted']:,} admitted,"
+            f" {last['expired']:,} expired, {last['evicted']:,} evicted, {last['refused']:,} lookups refused"
+        )
+        assert shown in summary.table(run.folder, None, None)
+        assert shown in inspect.describe(run.folder, checksums=True)[0]
 
 
 def test_what_is_not_seen_expires(tmp_path, data):
@@ -181,6 +221,13 @@ def test_what_is_not_seen_expires(tmp_path, data):
         (1, ("embedding.table=hashed",), "table is 'static' or 'dynamic'"),
         (1, ("embedding.table=dynamic", "embedding.dynamic.keys=0"), "keys must be at least 1"),
         (1, ("embedding.table=dynamic", "embedding.dynamic.admit_after=-1"), "admit_after must be at least 1"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.usr.keys=9"), r"features.usr: .* did you mean 'user'\?"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.shop.keys=9"), r"features.shop: the data has no such feature with"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.user.keys=0"), r"dynamic.features.user.keys must be at least 1"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.user.kyes=9"), r"features.user.kyes'; did you mean 'keys'"),
+        (1, (*DYNAMIC, "embedding.dynamic.features.user=9"), r"write .embedding.dynamic.features.user."),
+        (1, (*DYNAMIC, "embedding.dynamic.features=[]"), r"write .embedding.dynamic.features.NAME."),
+        (0, ("embedding.dynamic.features.user.keys=9",), "embedding.dynamic is for embedding.table"),
     ],
 )
 def test_settings_that_do_not_fit_the_data_are_refused(tmp_path, data, which, settings, message):

@@ -73,3 +73,33 @@ def test_a_run_reports_it_and_evaluate_prints_it(data, tmp_path, alone, capsys):
     assert f", GAUC {expected:.5f} (of {share:.1%} of the rows)" in capsys.readouterr().out
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["gauc"] for line in lines if line.get("split") == "test"] == [run.quality()["gauc"]]
+
+
+def test_rows_scored_ahead_are_grouped_within_their_part(data, tmp_path, alone):
+    """Of a model that stands still, so that its scores of all parts are those in the end: each part has the GAUC of
+    its own rows, and the whole run their mean by rows that have one.
+    """
+    run = train_over_threads(
+        tmp_path, data, "topology.trainers=2", "topology.threads=2", "sync.algorithm=ma", "embedding.rate=0",
+        "dense.rate=0", "schedule.warmup_examples=1",
+        "evaluate.progressive=true", "evaluate.per_pass=3", "evaluate.split=none", "evaluate.final=none",
+    )  # fmt: skip
+    assert score.predict(run.folder, score.ScoringInput(data, "train", None), tmp_path / "scores") == 0
+    reader, scores = SplitReader(data, "train", 65536), np.loadtxt(tmp_path / "scores")
+    blocks = [reader.read(block) for block in reader.blocks]
+    users, labels = (np.concatenate(parts) for parts in zip(*((b.ids[:, 0], b.labels) for b in blocks), strict=True))
+    lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+    windows = [line for line in lines if line["kind"] == "evaluation" and line["split"] == "progressive"]
+    assert len(windows) == 3
+    start, weighted, over = 0, 0.0, 0.0
+    for window in windows:
+        rows = slice(start, start := start + int(window["rows"]))
+        expected, share = by_user(users[rows], scores[rows], labels[rows])
+        assert (window["gauc"], window["gauc_share"]) == pytest.approx((expected, share), abs=1e-6)
+        weighted, over = weighted + expected * share * window["rows"], over + share * window["rows"]
+    found = run.result["evaluations"]["progressive"]
+    assert start == found["whole"]["rows"] == len(users)
+    assert found["last"]["gauc"] == windows[-1]["gauc"]
+    assert (found["whole"]["gauc"], found["whole"]["rows_of_gauc"]) == pytest.approx((weighted / over, over), abs=1e-6)
+    together, _ = by_user(users, scores, labels)
+    assert abs(found["whole"]["gauc"] - together) > 1e-5, "pairs of rows of different parts do not count"

@@ -13,9 +13,9 @@ import pytest
 from ssmpi.bench.study.grid import StudyFile, nested
 from ssmpi.cluster import site
 from ssmpi.cluster.site import Site
-from ssmpi.config import Config, load
+from ssmpi.config import Config, differences, load
 from ssmpi.core.errors import SettingsError, UserError
-from ssmpi.core.settings import build
+from ssmpi.core.settings import build, dump
 from ssmpi.data.features import CRITEO
 from ssmpi.embedding import trackers
 from ssmpi.model.network import Inputs
@@ -254,6 +254,20 @@ def test_run_folders_of_earlier_versions_are_read(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[data]\nfolder = 'x'\n[waiting]\nspins = 0\n[sync]\nby = 'thread'\n[sync.easgd]\ncoupling = 0.0\n")
     assert load(path) == load(path, ("waiting.longest_sleep_us=500",))
+
+
+def test_settings_of_single_features_are_kept_and_compared(tmp_path):
+    """A run folder has those that are set and no others; leaving one out later is a difference, too."""
+    common = ("embedding.table=dynamic", "embedding.dynamic.keys=9")
+    config = read(tmp_path, *common, "embedding.dynamic.features.user.admit_after=3")
+    (tmp_path / "run.toml").write_text(dump(config))
+    assert "[embedding.dynamic.features.user]\nadmit_after = 3\n" in (tmp_path / "run.toml").read_text()
+    assert load(tmp_path / "run.toml") == config
+    before = read(tmp_path, *common)
+    assert "features" not in dump(before)
+    name = "embedding.dynamic.features.user.admit_after"
+    assert f"{name} was 3, now None" in differences(config, before)
+    assert f"{name} was None, now 3" in differences(before, config)
 
 
 @pytest.mark.parametrize(("name", "hint"), [*numbers(), *numbers(StudyFile), *numbers(Site)])

@@ -20,7 +20,7 @@ from ssmpi.embedding.keyed_files import Continued
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 
-SIZES = (0, 5)  # a table with keys and one with ids
+SIZES, NAMES = (0, 5), ("user", "shop")  # a table with keys and one with ids
 KEYS = 64
 
 
@@ -72,7 +72,7 @@ class Servers:
 
     def new(self, servers):
         options = row_options(2, table="dynamic", dynamic=self.dynamic)
-        placement = place(SIZES, servers, self.dynamic)
+        placement = place(SIZES, servers, self.dynamic, NAMES)
         return [Arena(options, placement, server, seed=3) for server in range(servers)]
 
     def owner(self, key):

@@ -1,5 +1,6 @@
 """Rows by key against plain dictionaries: who is admitted, what expires, what a full table frees, and kills."""
 
+import math
 import mmap
 import os
 import signal
@@ -10,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import initial_row
+from oracle import initial_row, mix
 
 from ssmpi.compiled.kernel_args import KernelArgs
 from ssmpi.core.errors import SettingsError
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding import key_lookup_kernels
-from ssmpi.embedding.dynamic_options import DynamicOptions
+from ssmpi.embedding.dynamic_options import DynamicOptions, FeatureOptions, KeyOptions
 from ssmpi.embedding.keyed_table import Beginning, KeyedTable
 
 WIDTH, ROWS = 3, 10
@@ -152,6 +153,29 @@ def test_a_probability_admits_that_share_of_sightings():
     assert abs(np.mean(again >= 0) - expected) < 6 * np.sqrt(expected * (1 - expected) / 40_000)
 
 
+def lookups_wanted(key, chance):
+    """The first success of trials with this chance, from a uniform number in (0, 1), in plain Python."""
+    draw = mix(mix(mix(BEGIN.seed) ^ BEGIN.table) ^ mix(key % 2**64)) >> 11
+    return 1 + math.floor(math.log((draw + 0.5) / 2**53) / math.log(1 - chance))
+
+
+@given(
+    st.lists(st.tuples(st.integers(-40, 40).filter(bool), st.integers(1, 3)), max_size=60),
+    st.sampled_from([0.1, 0.3, 0.9]),
+    st.integers(1, 4),
+)
+@settings(max_examples=50, deadline=None)
+def test_whom_a_probability_admits_does_not_depend_on_the_number_of_servers(stream, chance, servers):
+    """Nor on the order in which other keys are looked up."""
+    options, seen = DynamicOptions(keys=80, admit_probability=chance), {}
+    tables = [table_over(options, rows=82)[0] for _ in range(servers)]
+    for key, times in stream:
+        table = tables[int(kernels.owner_of(np.int64(key), servers))]
+        (row,) = table.resolve(np.array([key]), np.array([times]))
+        seen[key] = seen.get(key, 0) + times
+        assert (row != kernels.NOT_FOUND) == (seen[key] >= lookups_wanted(key, chance))
+
+
 def test_a_full_table_shares_frees_the_oldest_and_says_how_many():
     options = DynamicOptions(keys=16)
     table, *_ = table_over(options, rows=18)
@@ -187,6 +211,18 @@ def test_saved_keys_take_their_places():
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(SettingsError, match=message):
         DynamicOptions(**wrong)
+
+
+def test_a_feature_differs_in_what_it_sets():
+    options = DynamicOptions(
+        keys=9, admit_after=4, expire_after_examples=5,
+        features={"a": FeatureOptions(keys=3), "b": FeatureOptions(admit_probability=0.5, expire_after_examples=0)},
+    )  # fmt: skip
+    assert options.of("a") == KeyOptions(keys=3, admit_after=4, expire_after_examples=5)
+    assert options.of("b") == KeyOptions(keys=9, admit_probability=0.5)
+    assert options.of("c") == KeyOptions(keys=9, admit_after=4, expire_after_examples=5)
+    with pytest.raises(SettingsError, match=r"features.d.admit_after = 2 and .* exclude each other"):
+        DynamicOptions(features={"d": FeatureOptions(admit_after=2, admit_probability=0.5)})
 
 
 def churn(table, seed, laps):

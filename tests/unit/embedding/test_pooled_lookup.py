@@ -169,7 +169,8 @@ def test_messages_have_the_bytes_of_their_formulas(weighted, counted):
     ids = sum(len(row[f]) for row in lists for f in (0, 2))
     unique = len({(f, i) for row in lists for f in (0, 2) for i in row[f]})
     assert transport.pulled == wire.pulled_bag_bytes(singles, bags, ids, 4, weighted=weighted)
-    assert transport.pushed == wire.pushed_bag_bytes(singles, bags, unique, ids, 4, weighted=weighted, counted=counted)
+    of_bags = wire.pushed_bag_bytes(bags, unique, ids, 4, weighted=weighted)
+    assert transport.pushed == wire.pushed_bytes(1, singles, 4, counted=counted) + of_bags
     assert transport.kinds == [wire.PULL_BAGS]
 
 

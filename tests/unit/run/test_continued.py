@@ -24,6 +24,7 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.run import continued, resume
 from ssmpi.run.request import RunRequest
+from ssmpi.tools import inspect
 
 ONE = ("data.batch_size=100", "data.block_rows=300", "data.shuffle=false", "embedding.prefetch=false")
 TABLES = len(FEW_CARDINALITIES)
@@ -86,6 +87,19 @@ def test_day_after_day_gives_the_bits_of_one_run(tmp_path, both, overrides):
         for found, expected in zip(b.tables(what), whole.tables(what), strict=True):
             np.testing.assert_array_equal(found, expected)
     assert b.quality() == {**whole.quality(), "after_examples": 300.0}
+
+
+def test_inspect_names_the_run_that_is_continued(tmp_path, both):
+    a, b = one_after_the_other(tmp_path, both)
+    assert "continues" not in inspect.describe(b.folder, checksums=True)[0]
+    Parent.of(a.folder).record(b.folder)
+    text, well = inspect.describe(b.folder, checksums=True)
+    assert well
+    assert f"\ncontinues the model of {a.folder}, after 300 examples (SHA-256 " in text
+    (b.folder / "parent.json").write_text('{"run": 1')
+    text, well = inspect.describe(b.folder, checksums=True)
+    assert not well
+    assert "\nparent.json: DAMAGED: " in text
 
 
 def test_estimates_of_a_top_k_go_on(tmp_path, both):
