@@ -34,9 +34,17 @@ ROWS = 300_000
 RESULT = "cluster.json"
 
 
-def timing_of(options: ClusterOptions) -> Timing:
-    """The timing of one visit: the warm-up is long enough to fill the queues."""
-    return Timing(2 * options.seconds, options.seconds, 3)
+def timing_of(options: ClusterOptions, between_rounds: float = 0.0) -> Timing:
+    """The timing of one visit: the warm-up is long enough to fill the queues, and a window to have a trainer's round,
+    which come so many seconds apart.
+    """
+    seconds = max(options.seconds, between_rounds)
+    return Timing(2 * seconds, seconds, 3)
+
+
+def seconds_between_rounds(predicted: Prediction, examples: int) -> float:
+    """Of a trainer, whose threads together take so many ``examples`` an iteration; 0 without rounds."""
+    return (predicted.gap or 0.0) * examples * predicted.trainers / predicted.eps
 
 
 def narrow(options: ClusterOptions, scenario: Scenario) -> float | None:
@@ -73,7 +81,7 @@ def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[
     base = run_file_for(options, run_file, overrides)
     say(
         f"{len(jobs)} jobs of up to {max(scenario.ranks(n) for scenario, n in jobs)} ranks, "
-        f"{timing_of(options).total:g} s each"
+        f"{timing_of(options).total:g} s each, longer where rounds are rare"
     )
     header, rows = reporting.describe(), []
     models = {scenario: expected(options, scenario, base) for scenario, _ in jobs}
@@ -135,9 +143,10 @@ def visit(
     """Run one job with the prediction's number of trainers."""
     settings = scenario.overrides(predicted.trainers)
     jobs = Jobs(base, options.folder / "jobs", emulation(options, scenario), start)
-    found = jobs.run(scenario.ranks(predicted.trainers), settings, timing_of(options))
     config = load(base, settings)
-    return figures(scenario, predicted, found, config.data.batch_size * config.topology.threads)
+    examples = config.data.batch_size * config.topology.threads
+    timing = timing_of(options, seconds_between_rounds(predicted, examples))
+    return figures(scenario, predicted, jobs.run(scenario.ranks(predicted.trainers), settings, timing), examples)
 
 
 def figures(scenario: Scenario, predicted: Prediction, found: JobResult, examples: int) -> dict[str, Any]:

@@ -187,6 +187,16 @@ def test_foreground_easgd_has_its_plateau_where_the_formula_says():
         assert FR.of(n).full == SYNC
 
 
+def test_a_window_has_a_round_of_each_trainer():
+    options = cluster.ClusterOptions(seconds=2.0)
+    rare = with_rounds(FR, period=200).of(4)  # 200 steps of 20 ms, and a round of 20 ms
+    seconds = cluster.seconds_between_rounds(rare, 100)
+    assert seconds == pytest.approx(4.02)
+    assert cluster.timing_of(options, seconds).seconds == pytest.approx(4.02)
+    assert cluster.seconds_between_rounds(with_rounds(FR, partner="", bytes=0, period=0).of(4), 100) == 0
+    assert cluster.timing_of(options, 0.0) == cluster.timing_of(options) == Timing(4.0, 2.0, 3)
+
+
 def test_the_plateau_moves_with_sync_pss_and_period():
     assert with_rounds(FR, period=30).of(10_000).eps == pytest.approx(300_000)
     assert with_rounds(FR, bytes=25_000).of(10_000).eps == pytest.approx(200_000)  # 4 PSs

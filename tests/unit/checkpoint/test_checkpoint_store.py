@@ -166,7 +166,8 @@ def test_killed_at_any_moment_time_and_again(tmp_path, times):
         midway += len(list((tmp_path / "checkpoints").iterdir())) > len(Store(tmp_path).committed())
         before = now
     assert committed >= times // 5
-    assert midway > times // 30, "nearly none was killed in the midst of a save"
+    if times > 100:  # of few kills by chance none: those at each operation are above
+        assert midway > times // 30, "nearly none was killed in the midst of a save"
     save(tmp_path, times + 5)
     assert newest(tmp_path) == times + 5
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
