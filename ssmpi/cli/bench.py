@@ -43,6 +43,8 @@ def add_benchmarks(among: Commands) -> None:
     add_options(add(kinds, "compression", compression, text), options.CompressionOptions)
     text = "rows per core-second of ssmpi-prepare: criteo, table with CSV and Parquet"
     add_options(add(kinds, "prepare", prepare, text), options.PrepareOptions)
+    text = "what dynamic tables cost beside static ones of the same rows: nanoseconds an id of pulls and pushes"
+    add_options(add(kinds, "tables", tables, text), options.TablesOptions)
     text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
     sub = add(kinds, "recovery", recovery, text)
     add_overrides(sub, "data and model (default: synthetic Criteo, Kaggle DLRM, 18 embedding PSs)", run_file=True)
@@ -107,6 +109,14 @@ def prepare(arguments: argparse.Namespace) -> int:
     from ssmpi.bench import preparation as bench
 
     bench.measure(taken(options.PrepareOptions, arguments))
+    return 0
+
+
+def tables(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench tables``."""
+    from ssmpi.bench import tables as bench
+
+    bench.measure(taken(options.TablesOptions, arguments))
     return 0
 
 

@@ -16,7 +16,7 @@ from ssmpi.core.bags import Bags
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.bag_lookup import BagLookup
-from ssmpi.embedding.key_lookup import KeyLookup
+from ssmpi.embedding.key_lookup import DistinctIds, KeyLookup
 from ssmpi.embedding.lookup import Lookup, LookupBuffers, Room, all_mapped
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooled_lookup import PooledLookup
@@ -37,7 +37,7 @@ class HasIds(Protocol):
 
 
 B = TypeVar("B", bound=HasIds)
-Ids = np.ndarray | Bags
+Ids = np.ndarray | Bags | DistinctIds
 
 
 @dataclass
@@ -162,7 +162,7 @@ def raise_bad_id(ids: Ids, position: int, placement: Placement) -> None:
     if isinstance(ids, Bags):
         position += int(ids.starts[0])
         bag = int(np.searchsorted(ids.starts, position, side="right")) - 1
-    flat = ids.ids if isinstance(ids, Bags) else ids.reshape(-1)
+    flat = ids.ids if isinstance(ids, Bags) else np.asarray(ids).reshape(-1)
     row, feature = divmod(bag, len(placement.cardinalities))
     raise TrainingError(
         f"id {flat[position]} of feature C{feature + 1} (row {row} of its batch) is beyond its table of "

@@ -219,22 +219,31 @@ def by_owner(order: np.ndarray, keys: np.ndarray, rows: np.ndarray, inverse: np.
     ``order`` int64 (unique,): their keys, PS and row, in order of first appearance; ``inverse``: places in ``order``,
     which become places in ``rows``; ``starts``: the rows of PS p are counted at p + 1.
     """
-    unique = order.shape[0]
+    moved = numbered(order, rows, starts)
+    for i in range(inverse.shape[0]):
+        inverse[i] = moved[inverse[i]]
+    if 8 * order.shape[0] > keys.shape[0]:
+        keys[:] = EMPTY
+    else:
+        _clear(keys, order)
+
+
+@njit(cache=True, nogil=True)
+def numbered(order: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Number the unique rows by PS: ``order`` int64 (unique,) has PS and row of each, ``rows`` gets the rows, and
+    ``starts``, which has how many there are of PS p at p + 1, where each PS's begin. Returns the numbers, int32
+    (unique,).
+    """
     for p in range(starts.shape[0] - 1):
         starts[p + 1] += starts[p]
     fill = starts[:-1].copy()
-    moved = np.empty(unique, np.int32)
-    for d in range(unique):
+    moved = np.empty(order.shape[0], np.int32)
+    for d in range(order.shape[0]):
         owner = order[d] >> 32
         rows[fill[owner]] = order[d] & 0xFFFFFFFF
         moved[d] = fill[owner]
         fill[owner] += 1
-    for i in range(inverse.shape[0]):
-        inverse[i] = moved[inverse[i]]
-    if 8 * unique > keys.shape[0]:
-        keys[:] = EMPTY
-    else:
-        _clear(keys, order)
+    return moved
 
 
 @njit(cache=True, nogil=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,41 +37,70 @@ class HasKeys(Protocol):
         """int64 (batch, keyed features)."""
 
 
+class DistinctIds:
+    """The ids of a batch of ``rows`` rows and so many ``features``, each distinct one once: ``words`` are the room of
+    ``key_lookup_kernels``. As an array they are int32 (rows, features).
+    """
+
+    def __init__(self, rows: int, features: int) -> None:
+        self._most, self._rows, self.features = rows, rows, features
+        most, slots = rows * features, 1 << max(4, (4 * rows - 1).bit_length())
+        kinds = [(most + 1, np.int64), (most, np.int32), (features, np.int64), (most, np.int32), (slots, np.int32)]
+        self._arrays = [np.empty(size, kind) for size, kind in [*kinds, (most, np.int64)]]
+        self.words = KernelArgs((), self._arrays)
+
+    def fits(self, rows: int) -> bool:
+        """Be those of so many rows; whether there is room for them."""
+        self._rows = rows
+        return rows <= self._most
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def size(self) -> int:
+        """Of the array."""
+        return self._rows * self.features
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        _, found, _, places, *_ = (array[: self.size] for array in self._arrays)
+        lines = np.arange(self.features)[:, None] * self._rows
+        return found[lines + places.reshape(self.features, self._rows)].T.astype(dtype or np.int32)
+
+
 class KeyLookup:
     """Of one thread: ``ids`` of a batch of ``features`` features, of which the ``keyed`` have keys. Unless it
     ``counts``, nothing becomes known to a table: what has no row is read from the feature's shared row.
     """
 
     def __init__(self, tables: KeyTables, features: int, keyed: Sequence[int], thread: int, *, counts: bool) -> None:
-        self._tables, self._features, self._thread, self._counts = tables, features, thread, counts
-        self._keyed = np.array(keyed, np.int64)
-        self._plain = np.array([f for f in range(features) if f not in keyed], np.int64)
+        self._tables, self._thread, self._counts = tables, thread, counts
+        plain = [feature for feature in range(features) if feature not in keyed]
+        self._sources = np.empty(features, np.int64)
+        self._sources[list(keyed)], self._sources[plain] = np.arange(len(keyed)), -1 - np.arange(len(plain))
         self._servers = len(tables.maps)
         by_feature = [maps[2 * k : 2 * k + 2] for k in range(len(keyed)) for maps in tables.maps]
         self._all_mapped = all(slots.size for slots, _ in by_feature)
         self._maps = KernelArgs((), [array for pair in by_feature for array in pair])
-        self._ids, self._unknown = np.empty((0, features), np.int32), np.empty(0, np.int64)
+        self._ids = DistinctIds(0, features)
 
-    def ids(self, batch: HasKeys, *, again: bool = False) -> np.ndarray:
-        """int32 (batch, features), valid until the next call. A batch that is looked up ``again`` does not count."""
+    def ids(self, batch: HasKeys, *, again: bool = False) -> DistinctIds:
+        """Those of a batch, valid until the next call. A batch that is looked up ``again`` does not count."""
         rows, counts = len(batch.keys), self._counts and not again
-        if len(self._ids) < rows:
-            self._ids = np.empty((rows, self._features), np.int32)
-            self._unknown = np.empty(batch.keys.size, np.int64)
-        ids = self._ids[:rows]
+        if not self._ids.fits(rows):
+            self._ids = DistinctIds(rows, self._ids.features)
         missed = key_lookup_kernels.translate(
-            self._maps.words, self._servers, (batch.ids, self._plain), (batch.keys, self._keyed), ids, self._unknown,
-            counts,
-        )  # fmt: skip
+            self._maps.words, self._ids.words.words, self._servers, self._sources, (batch.ids, batch.keys), counts
+        )
         if missed and (counts or not self._all_mapped):
-            self._ask(batch.keys, ids, self._unknown[:missed], counts=counts)
-        return ids
+            self._ask(self._ids, missed, counts=counts)
+        return self._ids
 
-    def _ask(self, keys: np.ndarray, ids: np.ndarray, unknown: np.ndarray, *, counts: bool) -> None:
-        """Ask for the keys at the ``unknown`` positions and fill in their ids."""
-        asked, inverse = np.empty((len(unknown), 3), np.int64), np.empty(len(unknown), np.int64)
-        starts = key_lookup_kernels.group(keys, unknown, self._servers, asked, inverse)
+    def _ask(self, ids: DistinctIds, missed: int, *, counts: bool) -> None:
+        """Ask for the keys that were ``missed`` and fill in their ids."""
+        asked, order = np.empty((missed, 3), np.int64), np.empty(missed, np.int64)
+        starts = key_lookup_kernels.group(ids.words.words, len(ids), self._servers, self._sources, asked, order)
         if not counts:
             asked[:, 2] = 0
         answers = self._tables.find([asked[a:b] for a, b in pairwise(starts.tolist())], self._thread)
-        key_lookup_kernels.fill_in(ids, unknown, np.concatenate(answers), inverse, self._keyed)
+        key_lookup_kernels.fill_in(ids.words.words, order, np.concatenate(answers))

@@ -1,5 +1,8 @@
-"""From the keys of a batch to ids, compiled and run without the GIL: what a trainer finds in mapped maps, and how it
-groups what it has to ask for.
+"""From the keys of a batch to its distinct ids, compiled and run without the GIL.
+
+Arrays by distinct value are (features, batch): those of a feature begin its line. A feature's values are taken
+together, so that the table that finds the distinct ones fits in the first cache. Only these are looked up in a map, all
+of a feature at once: their slots are prefetched, then their dates. Distinct ids need no table to find distinct rows.
 """
 
 from __future__ import annotations
@@ -7,120 +10,177 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from ssmpi.compiled.cache_lines import ask
+from ssmpi.compiled.cache_lines import ask, ask_to_write
 from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import array_at
-from ssmpi.embedding.kernels import mix
+from ssmpi.embedding.kernels import mix, numbered
 from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN, SHARED_ID, find, owner_of
 
-AHEAD = 12  # keys between the one looked up and the one whose slot is prefetched
+# Places in the room of a batch: distinct values, their ids, how many of them each feature has; which one is at each
+# position; the table that finds them; which keys are unknown
+KNOWN, FOUND, COUNTS, PLACES, SLOTS, UNKNOWN = range(0, 12, 2)
 
 
 @njit(cache=True, nogil=True)
-def prefetch(slots: np.ndarray, key: int) -> None:
-    """Prefetch the slot where a key is looked up first."""
-    mask = slots.size // 2 - 1
-    slot = mix(uint64(key)) & uint64(mask)
-    ask(uint64(slots.ctypes.data) + uint64(16) * slot)  # type: ignore[call-arg]  # numba gives the first
-
-
-@njit(cache=True, nogil=True)
-def ids_of(
-    maps: np.ndarray, servers: int, keys: np.ndarray, columns: np.ndarray, ids: np.ndarray, unknown: np.ndarray,
-    dates: bool,
-) -> int:  # fmt: skip
-    """Write the ids of ``keys`` int64 (batch, keyed features) that are found into their ``columns`` int64 (keyed,) of
-    ``ids`` int32 (batch, features). Returns how many were not; ``unknown`` int64 (batch * keyed,) are their positions.
-
-    ``maps`` are the words of ``KernelArgs``: slots and seen of each keyed feature on each PS, empty where they are not
-    mapped. ``dates`` marks rows as seen.
+def distinct(values: np.ndarray, slots: np.ndarray, known: np.ndarray, places: np.ndarray) -> int:
+    """How many distinct ``values`` int (batch,) there are. ``known`` int64 (> batch,) gets them in order of first
+    appearance, ``places`` int32 (batch,) which one is at each position; ``slots`` int32 (a power of two, >= 2 * batch)
+    is overwritten. Whether a value is new is no branch: it cannot be predicted.
     """
-    features, missed = keys.shape[1], 0
-    flat = keys.reshape(keys.size)
-    for i in range(flat.size):
-        if i + AHEAD < flat.size:
-            key = flat[i + AHEAD]
-            place = 4 * ((i + AHEAD) % features * servers + owner_of(key, servers))
-            if maps[place + 1]:
-                prefetch(array_at(maps, place, np.int64), key)
-        key, feature = flat[i], i % features
-        where = columns[feature]
-        if key == 0:
-            ids[i // features, where] = 0
-            continue
-        owner = owner_of(key, servers)
-        place = 4 * (feature * servers + owner)
-        row = np.int64(NOT_FOUND)
+    count, mask = np.int64(0), slots.size - 1
+    slots[:] = -1
+    for b in range(values.size):
+        value = np.int64(values[b])
+        slot = np.int64(mix(uint64(value)) >> uint64(40)) & mask
+        place = np.int64(slots[slot])
+        while place >= 0 and known[place] != value:
+            slot = (slot + 1) & mask
+            place = np.int64(slots[slot])
+        new = np.int64(place < 0)
+        place += new * (count - place)
+        known[count] = value  # overwritten, if it is not new
+        slots[slot] = place
+        places[b] = place
+        count += new
+    return count  # type: ignore[return-value]  # as numba has it
+
+
+@njit(cache=True, nogil=True)
+def ids_of(maps: np.ndarray, servers: int, keys: np.ndarray, ids: np.ndarray, dates: bool) -> None:
+    """Write the ids of distinct ``keys`` int64 (n,) of one feature to ``ids`` int32 (n,): NOT_FOUND for those in no map
+    that is mapped. ``dates`` marks rows as seen.
+    """
+    for key in keys:
+        place = 4 * owner_of(key, servers)
         if maps[place + 1]:
-            row = find(array_at(maps, place, np.int64), key)
-        if row == NOT_FOUND:
-            ids[i // features, where] = SHARED_ID
-            unknown[missed] = i
-            missed += 1
-            continue
-        if dates:
-            array_at(maps, place + 2, np.int64)[row] = SEEN
-        ids[i // features, where] = row * servers + owner
-    return missed
-
-
-@njit(cache=True, nogil=True)
-def group(keys: np.ndarray, unknown: np.ndarray, servers: int, asked: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """The distinct keys at the ``unknown`` positions of ``keys`` int64 (batch, keyed features), by PS, in order of
-    first appearance: ``asked`` int64 (>= unknown, 3) gets key, feature and number of each, ``inverse`` int64 (unknown,)
-    which of them each position asks for. Returns where each PS's begin, int64 (servers + 1,).
-    """
-    flat, features, n = keys.reshape(keys.size), keys.shape[1], unknown.size
-    size = 16
-    while size < 2 * n:
-        size *= 2
-    places, found = np.full(size, -1), np.empty((n, 3), np.int64)
-    distinct, starts = 0, np.zeros(servers + 1, np.int64)
-    for i in range(n):
-        key, feature = flat[unknown[i]], unknown[i] % features
-        slot = np.int64(mix(uint64(key) + uint64(feature)) & uint64(size - 1))
-        while places[slot] >= 0 and (found[places[slot], 0] != key or found[places[slot], 1] != feature):
-            slot = (slot + 1) & (size - 1)
-        if places[slot] < 0:
-            places[slot] = distinct
-            found[distinct, 0], found[distinct, 1], found[distinct, 2] = key, feature, 0
-            starts[owner_of(key, servers) + 1] += 1
-            distinct += 1
-        found[places[slot], 2] += 1
-        inverse[i] = places[slot]
-    for p in range(servers):
-        starts[p + 1] += starts[p]
-    fill, moved = starts[:-1].copy(), np.empty(distinct, np.int64)
-    for d in range(distinct):
-        owner = owner_of(found[d, 0], servers)
-        asked[fill[owner]] = found[d]
-        moved[d] = fill[owner]
-        fill[owner] += 1
-    for i in range(n):
-        inverse[i] = moved[inverse[i]]
-    return starts
-
-
-@njit(cache=True, nogil=True)
-def fill_in(
-    ids: np.ndarray, unknown: np.ndarray, answers: np.ndarray, inverse: np.ndarray, columns: np.ndarray
-) -> None:
-    """Write the answers int32 (distinct,) to the positions that asked for them."""
-    features = columns.size
-    for i in range(unknown.size):
-        ids[unknown[i] // features, columns[unknown[i] % features]] = answers[inverse[i]]
+            slots = array_at(maps, place, np.int64)
+            slot = mix(uint64(key)) & uint64(slots.size // 2 - 1)
+            ask(uint64(slots.ctypes.data) + uint64(16) * slot)  # type: ignore[call-arg]  # numba gives the first
+    for d in range(keys.size):
+        owner, row = owner_of(keys[d], servers), np.int64(NOT_FOUND)
+        if maps[4 * owner + 1] and keys[d] != 0:
+            row = find(array_at(maps, 4 * owner, np.int64), keys[d])
+        ids[d] = NOT_FOUND
+        if row != NOT_FOUND:
+            ids[d] = row * servers + owner
+            ask_to_write(uint64(maps[4 * owner + 2] + 8 * row))  # type: ignore[call-arg]
+    for d in range(keys.size):
+        if keys[d] == 0:
+            ids[d] = 0
+        elif dates and ids[d] != NOT_FOUND:
+            seen = array_at(maps, 4 * (ids[d] % servers) + 2, np.int64)
+            if seen[ids[d] // servers] != SEEN:  # other trainers may have the line
+                seen[ids[d] // servers] = SEEN
 
 
 @njit(cache=True, nogil=True)
 def translate(
-    maps: np.ndarray, servers: int, plain: tuple[np.ndarray, np.ndarray], keyed: tuple[np.ndarray, np.ndarray],
-    ids: np.ndarray, unknown: np.ndarray, dates: bool,
+    maps: np.ndarray, room: np.ndarray, servers: int, sources: np.ndarray, batch: tuple[np.ndarray, np.ndarray],
+    dates: bool,
 ) -> int:  # fmt: skip
-    """As ``ids_of``, and copy the ids of the other features: ``plain`` and ``keyed`` are values and
-    columns.
+    """Find the distinct values of each feature of a ``batch``, ids int32 (batch, plain features) and keys int64 (batch,
+    keyed features), and the ids of the keys: SHARED_ID for those that are not found. Returns how many were not; the
+    room's UNKNOWN has their places, feature * batch + number.
+
+    ``sources`` int64 (features,): column of the keys, or -1 minus that of the ids. ``maps`` are the words of
+    ``KernelArgs``: slots and dates of each keyed feature on each PS, empty where they are not mapped; ``room`` those of
+    arrays for a batch of this size. ``dates`` marks rows as seen.
     """
-    values, columns = plain
-    for i in range(ids.shape[0]):
-        for j in range(columns.size):
-            ids[i, columns[j]] = values[i, j]
-    return ids_of(maps, servers, keyed[0], keyed[1], ids, unknown, dates)
+    values, keys = batch
+    slots, unknown, missed = array_at(room, SLOTS, np.int32), array_at(room, UNKNOWN, np.int64), 0
+    all_known, all_found = array_at(room, KNOWN, np.int64), array_at(room, FOUND, np.int32)
+    counts, rows = array_at(room, COUNTS, np.int64), keys.shape[0]
+    for feature in range(sources.size):
+        source, line = sources[feature], slice(feature * rows, (feature + 1) * rows)
+        known, found = all_known[line.start :], all_found[line]
+        places = array_at(room, PLACES, np.int32)[line]
+        if source < 0:
+            count = distinct(values[:, -1 - source], slots, known, places)
+            for d in range(count):
+                found[d] = known[d]
+        else:
+            count = distinct(keys[:, source], slots, known, places)
+            own = maps[4 * servers * source : 4 * servers * (source + 1)]
+            ids_of(own, servers, known[:count], found, dates)
+            for d in range(count):
+                if found[d] == NOT_FOUND:
+                    found[d] = SHARED_ID
+                    unknown[missed] = line.start + d
+                    missed += 1
+        counts[feature] = count
+    return missed
+
+
+@njit(cache=True, nogil=True)
+def group(
+    room: np.ndarray, batch: int, servers: int, sources: np.ndarray, asked: np.ndarray, order: np.ndarray
+) -> np.ndarray:
+    """What to ask for, of the unknown keys of a batch of so many rows, by PS and feature in order of first appearance:
+    ``asked`` int64 (unknown, 3) gets key, number of the keyed feature, and how often it is there, ``order`` int64
+    (unknown,) the places. Returns where each PS's begin, int64 (servers + 1,).
+    """
+    known, places = array_at(room, KNOWN, np.int64), array_at(room, PLACES, np.int32)
+    unknown, starts = array_at(room, UNKNOWN, np.int64)[: order.size], np.zeros(servers + 1, np.int64)
+    times = np.zeros(batch * sources.size, np.int64)
+    for feature in range(sources.size):
+        for b in range(feature * batch, (feature + 1) * batch):
+            times[feature * batch + places[b]] += 1
+    for place in unknown:
+        starts[owner_of(known[place], servers) + 1] += 1
+    for p in range(servers):
+        starts[p + 1] += starts[p]
+    fill = starts[:-1].copy()
+    for place in unknown:
+        owner = owner_of(known[place], servers)
+        at = fill[owner]
+        asked[at, 0], asked[at, 1], asked[at, 2] = known[place], sources[place // batch], times[place]
+        order[at] = place
+        fill[owner] += 1
+    return starts
+
+
+@njit(cache=True, nogil=True)
+def fill_in(room: np.ndarray, order: np.ndarray, answers: np.ndarray) -> None:
+    """Write the ``answers`` int32 (n,), the ids of the keys at the places in ``order`` int64 (n,)."""
+    found = array_at(room, FOUND, np.int32)
+    for i in range(order.size):
+        found[order[i]] = answers[i]
+
+
+@njit(cache=True, nogil=True)
+def route_distinct(
+    room: np.ndarray, tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], rows: np.ndarray,
+    inverse: np.ndarray, starts: np.ndarray,
+) -> int:  # fmt: skip
+    """As ``kernels.route``, of distinct ids, feature by feature: distinct ids of a feature are distinct rows, but for
+    the row that keys share. ``tables`` are limits, strides, owners, bases.
+    """
+    limits, strides, owners, bases = tables
+    found, counts = array_at(room, FOUND, np.int32), array_at(room, COUNTS, np.int64)
+    places, unique, batch = array_at(room, PLACES, np.int32), 0, inverse.size // limits.size
+    order, number = np.empty(counts.sum(), np.int64), np.empty(inverse.size, np.int32)
+    starts[:] = 0
+    for f in range(limits.size):
+        shared, stride = -1, strides[f]
+        for d in range(f * batch, f * batch + counts[f]):
+            value = np.int64(found[d])
+            if value < 0 or value >= limits[f]:
+                first = np.argmax(places[f * batch : (f + 1) * batch] == d - f * batch)
+                return first * limits.size + f  # type: ignore[return-value]  # as numba has it
+            if value == SHARED_ID and shared >= 0:
+                number[d] = shared
+                continue
+            owner = owners[f, value % stride]
+            order[unique] = (np.int64(owner) << 32) | (bases[f, value % stride] + value // stride)
+            number[d] = unique
+            if value == SHARED_ID:
+                shared = unique
+            starts[owner + 1] += 1
+            unique += 1
+    moved = numbered(order[:unique], rows, starts)
+    for f in range(limits.size):
+        for d in range(f * batch, f * batch + counts[f]):
+            number[d] = moved[number[d]]
+        for b in range(batch):
+            inverse[b * limits.size + f] = number[f * batch + places[f * batch + b]]
+    return -1

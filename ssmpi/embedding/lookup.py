@@ -12,6 +12,7 @@ from ssmpi.compiled.aligned import aligned
 from ssmpi.compiled.kernel_args import KernelArgs
 from ssmpi.core.protocols import MPIRequest, Request
 from ssmpi.embedding import kernels, lookup_kernels, wire
+from ssmpi.embedding.key_lookup import DistinctIds
 from ssmpi.embedding.placement import Placement
 
 
@@ -70,11 +71,16 @@ class Lookup:
             self.batch, self.values, self._count = batch, self._values[:batch], batch * self._features
 
     def pull(self, ids: Any) -> int:
-        """Route ids int32 (batch, features) to PSs and fetch the rows that this process can access. Returns the number
-        of unique rows, ``unique_count``; for an id outside its table, -1 minus its position.
+        """Route ids int32 (batch, features), or the distinct ones of such, to PSs and fetch the rows that this process
+        can access. Returns the number of unique rows, ``unique_count``; for an id outside its table, -1 minus its
+        position.
         """
         self.fit(len(ids))
-        self.unique_count = count = lookup_kernels.pull(self._args.words, ids, self.all_mapped)
+        if isinstance(ids, DistinctIds):
+            count = lookup_kernels.pull_distinct(self._args.words, ids.words.words, len(ids), self.all_mapped)
+        else:
+            count = lookup_kernels.pull(self._args.words, ids, self.all_mapped)
+        self.unique_count = count
         return count
 
     def expand(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import gather, route, sum_by_row
+from ssmpi.embedding.key_lookup_kernels import route_distinct
 from ssmpi.embedding.row_optimizers import update
 
 # Places in a lookup's arguments. From MAPPED on: weights and state of each PS, empty if they are not mapped here.
@@ -26,22 +27,40 @@ def pull(args: np.ndarray, ids: np.ndarray, whole: bool) -> int:
     limits, starts = array_at(args, LIMITS, np.int64), array_at(args, STARTS, np.int64)
     owners, bases = array_at(args, OWNERS, np.int32), array_at(args, BASES, np.int64)
     features, most = limits.size, owners.size // limits.size
-    rows, inverse = array_at(args, ROWS, np.int32), array_at(args, INVERSE, np.int32)
+    inverse = array_at(args, INVERSE, np.int32)
     bad = route(
         ids.reshape(ids.size), limits, array_at(args, STRIDES, np.int64), owners.reshape(features, most),
-        bases.reshape(features, most), array_at(args, KEYS, np.int64), array_at(args, PLACES, np.int32), rows,
-        inverse[: ids.size], starts,
+        bases.reshape(features, most), array_at(args, KEYS, np.int64), array_at(args, PLACES, np.int32),
+        array_at(args, ROWS, np.int32), inverse[: ids.size], starts,
     )  # fmt: skip
-    if bad >= 0:
-        return -1 - bad
-    unique = by_row(args, UNIQUE)
+    return -1 - bad if bad >= 0 else _fetch(args, ids.size, whole)
+
+
+@njit(cache=True, nogil=True)
+def pull_distinct(args: np.ndarray, room: np.ndarray, batch: int, whole: bool) -> int:
+    """As ``pull``, of the distinct ids of a ``batch`` of so many rows (the room of ``key_lookup_kernels``)."""
+    limits, starts = array_at(args, LIMITS, np.int64), array_at(args, STARTS, np.int64)
+    owners, bases = array_at(args, OWNERS, np.int32), array_at(args, BASES, np.int64)
+    features, most = limits.size, owners.size // limits.size
+    tables = limits, array_at(args, STRIDES, np.int64), owners.reshape(features, most), bases.reshape(features, most)
+    inverse = array_at(args, INVERSE, np.int32)[: features * batch]
+    bad = route_distinct(room, tables, array_at(args, ROWS, np.int32), inverse, starts)
+    return -1 - bad if bad >= 0 else _fetch(args, inverse.size, whole)
+
+
+@njit(cache=True, nogil=True)
+def _fetch(args: np.ndarray, count: int, whole: bool) -> int:
+    """Copy the accessible ones of the rows that are found, and if ``whole`` all of them for ``count`` ids; how many
+    there are.
+    """
+    unique, starts, rows = by_row(args, UNIQUE), array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32)
     for server in range(starts.size - 1):
         weights = array_at(args, MAPPED + 4 * server, np.float32)
         if weights.size:
             part, width = slice(starts[server], starts[server + 1]), unique.shape[1]
             gather(weights.reshape(weights.size // width, width), rows[part], unique[part])
     if whole:
-        expand_rows(args, ids.size)
+        expand_rows(args, count)
     return starts[-1]
 
 

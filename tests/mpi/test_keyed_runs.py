@@ -36,7 +36,7 @@ def test_real_ranks_train_by_key_as_by_id_and_score(tmp_path, data):
     assert alone == together
     ne = float(re.search(r"NE ([\d.]+)", alone)[1])
     assert ne == pytest.approx(run.quality("test")["ne"], abs=6e-6)
-    assert "user " in ssmpi("inspect", run.folder).check().out
+    assert "user: " in ssmpi("inspect", run.folder).check().out
     ssmpi("predict", run.folder, data[1], "--output", tmp_path / "scores").check()
     predicted = np.loadtxt(tmp_path / "scores")
     np.testing.assert_allclose(served(tmp_path, run.folder, data[1]), predicted, rtol=0, atol=2e-6)

@@ -16,6 +16,7 @@ KINDS = {
     "recovery": (options.EmulationOptions, ()),
     "compression": (options.CompressionOptions, ()),
     "prepare": (options.PrepareOptions, ()),
+    "tables": (options.TablesOptions, ()),
     "scale": (options.ScaleOptions, ()),
     "lockstep": (options.LockstepOptions, ("run.toml",)),
     "equivalence": (options.EquivalenceOptions, ("study.toml",)),
