@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmpi.core.settings import EXAMPLES, SECONDS, positive, require, within
+from ssmpi.core.settings import COUNT, EXAMPLES, SECONDS, positive, require, within
 
 SHAPES = 0.1, 1000.0  # of the times between losses: from bursts to nearly even intervals
 CODECS = "dense", "bf16", "threshold:0.95", "threshold:0.99", "threshold:0.99:bf16", "random-k:0.99"
@@ -138,6 +138,27 @@ class CompressionOptions:
     def __post_init__(self) -> None:
         within("--entries", self.entries, 1, 2**30)
         within("--rounds", self.rounds, 2, EXAMPLES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablesOptions:
+    """``ssmpi bench tables``."""
+
+    features: int = option(26, "features, each with an id an example")
+    rows: int = option(100_000, "rows of a feature's table")
+    dim: int = option(16, "floats of a row")
+    skew: float = option(1.05, "exponent of Zipf's law, by which ids are drawn")
+    batch: tuple[int, ...] = option((128, 2048), "batch sizes", "SIZES")
+    turns: int = option(21, "turns of all kinds of tables")
+    out: Path | None = option(None, "JSON file with all results", "FILE")
+
+    def __post_init__(self) -> None:
+        within("--features", self.features, 1, 1000)
+        within("--rows", self.rows, 1, COUNT // self.features // 2)
+        within("--dim", self.dim, 1, 65_536)
+        positive("--skew", self.skew, 10.0)
+        require(bool(self.batch) and min(self.batch) >= 1, f"--batch must list positive sizes, got {self.batch}")
+        within("--turns", self.turns, 1, EXAMPLES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,8 @@ def add_benchmarks(among: Commands) -> None:
     add_options(sub, options.EquivalenceOptions)
     text = "what codecs cost and save: nanoseconds and bytes per entry"
     add_options(add(kinds, "compression", compression, text), options.CompressionOptions)
+    text = "what dynamic tables cost beside static ones of the same rows: nanoseconds an id of pulls and pushes"
+    add_options(add(kinds, "tables", tables, text), options.TablesOptions)
     text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
     sub = add(kinds, "recovery", recovery, text)
     add_overrides(sub, "data and model (default: synthetic Criteo, Kaggle DLRM, 18 embedding PSs)", run_file=True)
@@ -97,6 +99,14 @@ def compression(arguments: argparse.Namespace) -> int:
     from ssmpi.bench import compression as bench
 
     bench.measure(taken(options.CompressionOptions, arguments))
+    return 0
+
+
+def tables(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench tables``."""
+    from ssmpi.bench import tables as bench
+
+    bench.measure(taken(options.TablesOptions, arguments))
     return 0
 
 

@@ -15,6 +15,7 @@ KINDS = {
     "cluster": (options.ClusterOptions, ()),
     "recovery": (options.EmulationOptions, ()),
     "compression": (options.CompressionOptions, ()),
+    "tables": (options.TablesOptions, ()),
     "scale": (options.ScaleOptions, ()),
     "lockstep": (options.LockstepOptions, ("run.toml",)),
     "equivalence": (options.EquivalenceOptions, ("study.toml",)),

@@ -1,0 +1,64 @@
+"""Dynamic tables beside static ones: the same rows are compared, and figures are those of a calculation by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ssmpi.bench import tables
+from ssmpi.bench.options import TablesOptions
+from ssmpi.bench.tables import ARRIVAL, DYNAMIC, STATIC
+from ssmpi.core.errors import SettingsError
+
+SMALL = TablesOptions(features=3, rows=500, dim=4, batch=(16, 50), turns=3)
+
+
+def test_all_contenders_compute_the_same_rows_and_are_printed(tmp_path, capsys):
+    """After so many turns they are compared to the bit, else there is an error."""
+    out = tmp_path / "tables.json"
+    costs = tables.measure(TablesOptions(features=3, rows=500, dim=4, batch=(16, 50), turns=3, out=out))
+    assert [(c.batch, c.contender) for c in costs] == [
+        (b, name) for b in (16, 50) for name in (STATIC, ARRIVAL, DYNAMIC)
+    ]
+    assert all(c.pull_ns > 0 < c.push_ns and c.ratio > 0 for c in costs)
+    assert [c.ratio for c in costs if c.contender == STATIC] == [1.0, 1.0]
+    assert json.loads(out.read_text())[5]["contender"] == DYNAMIC
+    printed = capsys.readouterr().out
+    assert "3 features of 500 rows x 4 floats, skew 1.05; medians of 3 turns" in printed
+    assert len(printed.splitlines()) == 2 + 6
+
+
+def test_other_rows_are_not_compared(monkeypatch):
+    """If a contender read other rows, it would say so."""
+    monkeypatch.setattr(tables, "arrival", lambda generator, ids, rows: np.zeros((rows, ids.shape[1]), np.int32))
+    with pytest.raises(AssertionError, match="different rows"):
+        tables.measure(SMALL)
+
+
+def test_figures_are_nanoseconds_an_id_and_medians_of_ratios():
+    static = np.array([[1e-8, 3e-8], [2e-8, 2e-8], [3e-8, 1e-8]])
+    found = tables.cost(7, "x", 2 * static, static)
+    assert (found.pull_ns, found.push_ns, found.pull_ratio, found.ratio) == pytest.approx((40, 40, 0.5, 0.5))
+
+
+def test_places_by_arrival_are_in_the_order_of_the_data():
+    ids = np.array([[4, 0], [2, 0], [4, 1]], np.int32)
+    places = tables.arrival(np.random.default_rng(1), ids, 5)
+    assert (places[4, 0], places[2, 0], places[0, 1], places[1, 1]) == (0, 1, 0, 1)
+    assert [sorted(column) for column in places.T.tolist()] == [list(range(5))] * 2
+
+
+def test_ids_follow_zipfs_law():
+    ids = tables.zipf(np.random.default_rng(1), TablesOptions(features=2, rows=1000, skew=1.0), 50_000)
+    assert ids.min() == 0
+    assert ids.max() < 1000
+    assert np.mean(ids == 0) == pytest.approx(np.log(2) / np.log(1001), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"rows": 0}, "--rows"), ({"batch": ()}, "--batch"), ({"skew": 0.0}, "--skew"), ({"turns": 0}, "--turns")],
+)
+def test_wrong_options_are_refused(wrong, message):
+    with pytest.raises(SettingsError, match=message):
+        TablesOptions(**wrong)
