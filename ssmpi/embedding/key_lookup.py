@@ -50,28 +50,34 @@ class KeyLookup:
         by_feature = [maps[2 * k : 2 * k + 2] for k in range(len(keyed)) for maps in tables.maps]
         self._all_mapped = all(slots.size for slots, _ in by_feature)
         self._maps = KernelArgs((), [array for pair in by_feature for array in pair])
-        self._ids, self._unknown = np.empty((0, features), np.int32), np.empty(0, np.int64)
+        self._ids, self._room = np.empty((0, features), np.int32), room(0, len(keyed))
 
     def ids(self, batch: HasKeys) -> np.ndarray:
         """int32 (batch, features), valid until the next call."""
         rows = len(batch.keys)
         if len(self._ids) < rows:
-            self._ids = np.empty((rows, self._features), np.int32)
-            self._unknown = np.empty(batch.keys.size, np.int64)
+            self._ids, self._room = np.empty((rows, self._features), np.int32), room(rows, len(self._keyed))
         ids = self._ids[:rows]
         missed = key_lookup_kernels.translate(
-            self._maps.words, self._servers, (batch.ids, self._plain), (batch.keys, self._keyed), ids, self._unknown,
+            self._maps.words, self._room.words, self._servers, (batch.ids, self._plain), (batch.keys, self._keyed), ids,
             self._counts,
         )  # fmt: skip
         if missed and (self._counts or not self._all_mapped):
-            self._ask(batch.keys, ids, self._unknown[:missed])
+            self._ask(ids, missed)
         return ids
 
-    def _ask(self, keys: np.ndarray, ids: np.ndarray, unknown: np.ndarray) -> None:
-        """Ask for the keys at the ``unknown`` positions and fill in their ids."""
-        asked, inverse = np.empty((len(unknown), 3), np.int64), np.empty(len(unknown), np.int64)
-        starts = key_lookup_kernels.group(keys, unknown, self._servers, asked, inverse)
+    def _ask(self, ids: np.ndarray, missed: int) -> None:
+        """Ask for the keys that were ``missed`` and fill in their ids."""
+        asked, order = np.empty((missed, 3), np.int64), np.empty(missed, np.int64)
+        starts = key_lookup_kernels.group(self._room.words, len(ids), self._servers, asked, order)
         if not self._counts:
             asked[:, 2] = 0
         answers = self._tables.find([asked[a:b] for a, b in pairwise(starts.tolist())], self._thread)
-        key_lookup_kernels.fill_in(ids, unknown, np.concatenate(answers), inverse, self._keyed)
+        key_lookup_kernels.fill_in(self._room.words, order, np.concatenate(answers), self._keyed, ids)
+
+
+def room(batch: int, keyed: int) -> KernelArgs:
+    """Arrays to look up the keys of a batch of at most so many rows, with so many ``keyed`` features."""
+    most, slots = batch * keyed, 1 << max(4, (2 * batch - 1).bit_length())
+    kinds = [(most, np.int64), *[(most, np.int32)] * 3, (slots, np.int32), (most, np.int64)]
+    return KernelArgs((), [np.empty(size, kind) for size, kind in kinds])

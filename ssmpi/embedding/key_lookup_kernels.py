@@ -1,5 +1,9 @@
-"""From the keys of a batch to ids, compiled and run without the GIL: what a trainer finds in mapped maps, and how it
-groups what it has to ask for.
+"""From the keys of a batch to ids, compiled and run without the GIL: its distinct keys, what a trainer finds of them in
+mapped maps, and how it groups what it has to ask for.
+
+Arrays by distinct key are int (keyed features, batch): those of a feature begin its line. A feature's keys are looked
+up together, so that the table that finds the distinct ones fits in the first cache; only these are looked up in a map,
+whose slots are prefetched meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +17,11 @@ from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import mix
 from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN, SHARED_ID, find, owner_of
 
-AHEAD = 12  # keys between the one looked up and the one whose slot is prefetched
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio (Knuth, TAOCP 3, 6.4)
+
+# Places in the room of a batch: distinct keys, how often each is there, their ids; which one is at each position; the
+# table that finds them; which of them are unknown
+KNOWN, TIMES, FOUND, PLACES, SLOTS, UNKNOWN = range(0, 12, 2)
 
 
 @njit(cache=True, nogil=True)
@@ -25,102 +33,130 @@ def prefetch(slots: np.ndarray, key: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def ids_of(
-    maps: np.ndarray, servers: int, keys: np.ndarray, columns: np.ndarray, ids: np.ndarray, unknown: np.ndarray,
-    dates: bool,
+def distinct(
+    maps: np.ndarray, servers: int, keys: np.ndarray, slots: np.ndarray,
+    found: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> int:  # fmt: skip
-    """Write the ids of ``keys`` int64 (batch, keyed features) that are found into their ``columns`` int64 (keyed,) of
-    ``ids`` int32 (batch, features). Returns how many were not; ``unknown`` int64 (batch * keyed,) are their positions.
-
-    ``maps`` are the words of ``KernelArgs``: slots and seen of each keyed feature on each PS, empty where they are not
-    mapped. ``dates`` marks rows as seen.
+    """The distinct keys of one feature, ``keys`` int64 (batch,), in order of first appearance; their slots are
+    prefetched. Returns how many. ``found`` is written: each of them, how often it is there, and which of them is at
+    each position, all (batch,); ``slots`` int32 (a power of two, >= 2 * batch) is overwritten.
     """
-    features, missed = keys.shape[1], 0
-    flat = keys.reshape(keys.size)
-    for i in range(flat.size):
-        if i + AHEAD < flat.size:
-            key = flat[i + AHEAD]
-            place = 4 * ((i + AHEAD) % features * servers + owner_of(key, servers))
-            if maps[place + 1]:
-                prefetch(array_at(maps, place, np.int64), key)
-        key, feature = flat[i], i % features
-        where = columns[feature]
+    known, times, places = found
+    count, mask = 0, slots.size - 1
+    slots[:] = -1
+    for b in range(keys.size):
+        key = keys[b]
+        slot = np.int64((uint64(key) * uint64(GOLDEN)) >> uint64(32)) & mask
+        place = slots[slot]
+        while place >= 0 and known[place] != key:
+            slot = (slot + 1) & mask
+            place = slots[slot]
+        if place < 0:
+            place, known[count], times[count] = count, key, 0
+            slots[slot] = count
+            count += 1
+            server = 4 * owner_of(key, servers)
+            if maps[server + 1]:
+                prefetch(array_at(maps, server, np.int64), key)
+        times[place] += 1
+        places[b] = place
+    return count
+
+
+@njit(cache=True, nogil=True)
+def ids_of(maps: np.ndarray, servers: int, keys: np.ndarray, ids: np.ndarray, dates: bool) -> None:
+    """Write the ids of distinct ``keys`` int64 (n,) of one feature to ``ids`` int32 (n,): NOT_FOUND for those in no map
+    that is mapped. ``dates`` marks rows as seen.
+    """
+    for d in range(keys.size):
+        key = keys[d]
         if key == 0:
-            ids[i // features, where] = 0
+            ids[d] = 0
             continue
         owner = owner_of(key, servers)
-        place = 4 * (feature * servers + owner)
-        row = np.int64(NOT_FOUND)
-        if maps[place + 1]:
-            row = find(array_at(maps, place, np.int64), key)
+        ids[d] = NOT_FOUND
+        if not maps[4 * owner + 1]:
+            continue
+        row = find(array_at(maps, 4 * owner, np.int64), key)
         if row == NOT_FOUND:
-            ids[i // features, where] = SHARED_ID
-            unknown[missed] = i
-            missed += 1
             continue
         if dates:
-            array_at(maps, place + 2, np.int64)[row] = SEEN
-        ids[i // features, where] = row * servers + owner
-    return missed
-
-
-@njit(cache=True, nogil=True)
-def group(keys: np.ndarray, unknown: np.ndarray, servers: int, asked: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """The distinct keys at the ``unknown`` positions of ``keys`` int64 (batch, keyed features), by PS, in order of
-    first appearance: ``asked`` int64 (>= unknown, 3) gets key, feature and number of each, ``inverse`` int64 (unknown,)
-    which of them each position asks for. Returns where each PS's begin, int64 (servers + 1,).
-    """
-    flat, features, n = keys.reshape(keys.size), keys.shape[1], unknown.size
-    size = 16
-    while size < 2 * n:
-        size *= 2
-    places, found = np.full(size, -1), np.empty((n, 3), np.int64)
-    distinct, starts = 0, np.zeros(servers + 1, np.int64)
-    for i in range(n):
-        key, feature = flat[unknown[i]], unknown[i] % features
-        slot = np.int64(mix(uint64(key) + uint64(feature)) & uint64(size - 1))
-        while places[slot] >= 0 and (found[places[slot], 0] != key or found[places[slot], 1] != feature):
-            slot = (slot + 1) & (size - 1)
-        if places[slot] < 0:
-            places[slot] = distinct
-            found[distinct, 0], found[distinct, 1], found[distinct, 2] = key, feature, 0
-            starts[owner_of(key, servers) + 1] += 1
-            distinct += 1
-        found[places[slot], 2] += 1
-        inverse[i] = places[slot]
-    for p in range(servers):
-        starts[p + 1] += starts[p]
-    fill, moved = starts[:-1].copy(), np.empty(distinct, np.int64)
-    for d in range(distinct):
-        owner = owner_of(found[d, 0], servers)
-        asked[fill[owner]] = found[d]
-        moved[d] = fill[owner]
-        fill[owner] += 1
-    for i in range(n):
-        inverse[i] = moved[inverse[i]]
-    return starts
-
-
-@njit(cache=True, nogil=True)
-def fill_in(
-    ids: np.ndarray, unknown: np.ndarray, answers: np.ndarray, inverse: np.ndarray, columns: np.ndarray
-) -> None:
-    """Write the answers int32 (distinct,) to the positions that asked for them."""
-    features = columns.size
-    for i in range(unknown.size):
-        ids[unknown[i] // features, columns[unknown[i] % features]] = answers[inverse[i]]
+            seen = array_at(maps, 4 * owner + 2, np.int64)
+            if seen[row] != SEEN:  # other trainers may have the line
+                seen[row] = SEEN
+        ids[d] = row * servers + owner
 
 
 @njit(cache=True, nogil=True)
 def translate(
-    maps: np.ndarray, servers: int, plain: tuple[np.ndarray, np.ndarray], keyed: tuple[np.ndarray, np.ndarray],
-    ids: np.ndarray, unknown: np.ndarray, dates: bool,
+    maps: np.ndarray, room: np.ndarray, servers: int, plain: tuple[np.ndarray, np.ndarray],
+    keyed: tuple[np.ndarray, np.ndarray], ids: np.ndarray, dates: bool,
 ) -> int:  # fmt: skip
-    """As ``ids_of``, and copy the ids of the other features: ``plain`` and ``keyed`` are values and
-    columns.
+    """Write ``ids`` int32 (batch, features): those of the other features, ``plain`` (values, columns), and of the
+    ``keyed`` (keys int64 (batch, keyed features), columns), SHARED_ID for keys that are not found. Returns how many
+    distinct keys were not; the room's UNKNOWN has their places, feature * batch + number.
+
+    ``maps`` are the words of ``KernelArgs``: slots and dates of each keyed feature on each PS, empty where they are not
+    mapped; ``room`` those of arrays for a batch of this size. ``dates`` marks rows as seen.
     """
     values, columns = plain
-    for i in range(ids.shape[0]):
+    for b in range(ids.shape[0]):
         for j in range(columns.size):
-            ids[i, columns[j]] = values[i, j]
-    return ids_of(maps, servers, keyed[0], keyed[1], ids, unknown, dates)
+            ids[b, columns[j]] = values[b, j]
+    keys, unknown, missed = keyed[0], array_at(room, UNKNOWN, np.int64), 0
+    batch, slots = keys.shape[0], array_at(room, SLOTS, np.int32)
+    for feature in range(keys.shape[1]):
+        line = slice(feature * batch, (feature + 1) * batch)
+        known, found = array_at(room, KNOWN, np.int64)[line], array_at(room, FOUND, np.int32)[line]
+        into = known, array_at(room, TIMES, np.int32)[line], array_at(room, PLACES, np.int32)[line]
+        own = maps[4 * servers * feature : 4 * servers * (feature + 1)]
+        count = distinct(own, servers, keys[:, feature], slots, into)
+        ids_of(own, servers, known[:count], found, dates)
+        for d in range(count):
+            if found[d] == NOT_FOUND:
+                found[d] = SHARED_ID
+                unknown[missed] = line.start + d
+                missed += 1
+    write_ids(room, keyed[1], ids)
+    return missed
+
+
+@njit(cache=True, nogil=True)
+def write_ids(room: np.ndarray, columns: np.ndarray, ids: np.ndarray) -> None:
+    """Write the ids of the distinct keys to the ``columns`` of ``ids`` int32 (batch, features)."""
+    batch = ids.shape[0]
+    places, found = array_at(room, PLACES, np.int32), array_at(room, FOUND, np.int32)
+    for feature in range(columns.size):
+        column, first = columns[feature], feature * batch
+        for b in range(batch):
+            ids[b, column] = found[first + places[first + b]]
+
+
+@njit(cache=True, nogil=True)
+def group(room: np.ndarray, batch: int, servers: int, asked: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """What to ask for, of the unknown keys of a batch of so many rows, by PS and feature in order of first appearance:
+    ``asked`` int64 (unknown, 3) gets key, feature and how often it is there, ``order`` int64 (unknown,) the places.
+    Returns where each PS's begin, int64 (servers + 1,).
+    """
+    known, times = array_at(room, KNOWN, np.int64), array_at(room, TIMES, np.int32)
+    unknown, starts = array_at(room, UNKNOWN, np.int64)[: order.size], np.zeros(servers + 1, np.int64)
+    for place in unknown:
+        starts[owner_of(known[place], servers) + 1] += 1
+    for p in range(servers):
+        starts[p + 1] += starts[p]
+    fill = starts[:-1].copy()
+    for place in unknown:
+        owner = owner_of(known[place], servers)
+        asked[fill[owner], 0], asked[fill[owner], 1], asked[fill[owner], 2] = known[place], place // batch, times[place]
+        order[fill[owner]] = place
+        fill[owner] += 1
+    return starts
+
+
+@njit(cache=True, nogil=True)
+def fill_in(room: np.ndarray, order: np.ndarray, answers: np.ndarray, columns: np.ndarray, ids: np.ndarray) -> None:
+    """Write the ``answers`` int32 (n,), the ids of the keys at the places in ``order`` int64 (n,)."""
+    found = array_at(room, FOUND, np.int32)
+    for i in range(order.size):
+        found[order[i]] = answers[i]
+    write_ids(room, columns, ids)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import initial_row
 
-from ssmpi.compiled.kernel_args import KernelArgs
 from ssmpi.core.errors import SettingsError
+from ssmpi.data.batch import Batch
 from ssmpi.embedding import key_kernels as kernels
-from ssmpi.embedding import key_lookup_kernels
 from ssmpi.embedding.dynamic_options import DynamicOptions
+from ssmpi.embedding.key_lookup import KeyLookup
 from ssmpi.embedding.keyed_table import Beginning, KeyedTable
 
 WIDTH, ROWS = 3, 10
@@ -109,36 +109,79 @@ def check_values(values, row, key):
     np.testing.assert_array_equal(values[1][row], np.float32(BEGIN.state))
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1).filter(bool), max_size=40, unique=True), st.integers(1, 5))
+@dataclass
+class SomeMapped:
+    """PSs of one keyed feature or more, every second of which is mapped; the others are asked."""
+
+    tables: list  # by PS, then by feature
+    asked: list = field(default_factory=list)
+
+    @property
+    def maps(self):
+        nothing = np.empty(0, np.int64)
+        return [
+            [array for t in tables for array in ((t.slots, t.seen) if p % 2 == 0 else (nothing, nothing))]
+            for p, tables in enumerate(self.tables)
+        ]
+
+    def find(self, asked, thread):
+        self.asked.append(np.concatenate(asked))
+        answers = []
+        for p, (tables, each) in enumerate(zip(self.tables, asked, strict=True)):
+            answers.append(np.empty(len(each), np.int32))
+            for feature, table in enumerate(tables):
+                mine = each[:, 1] == feature
+                rows = table.resolve(each[mine, 0].copy(), each[mine, 2].copy())
+                answers[-1][mine] = np.where(rows < 0, 1, rows * len(self.tables) + p)
+        return answers
+
+
+KEYS = st.lists(st.integers(-(2**63), 2**63 - 1).filter(bool), min_size=1, max_size=20, unique=True)
+
+
+@given(st.lists(KEYS, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
-def test_a_batch_is_translated_by_mapped_maps_and_by_asking(keys, servers):
-    """Some PSs are mapped, the others asked: ids are row * PSs + PS, 0 for missing."""
-    tables = [table_over(DynamicOptions(keys=60), rows=62)[0] for _ in range(servers)]
-    nothing = np.empty(0, np.int64)
-    mapped = [t.slots if p % 2 == 0 else nothing for p, t in enumerate(tables)]
-    dates = [t.seen if p % 2 == 0 else nothing for p, t in enumerate(tables)]
-    maps = KernelArgs((), [array for pair in zip(mapped, dates, strict=True) for array in pair])
-    batch = np.array([0, *keys, *keys[:3]], np.int64).reshape(-1, 1)
-    ids, columns = np.full((len(batch), 2), 77, np.int32), np.array([1])
-    expected = {}
-    for _ in range(2):
-        unknown = np.empty(batch.size, np.int64)
-        missed = key_lookup_kernels.ids_of(maps.words, servers, batch, columns, ids, unknown, True)
-        unknown, inverse = unknown[:missed], np.empty(missed, np.int64)
-        asked = np.empty((missed, 3), np.int64)
-        starts = key_lookup_kernels.group(batch, unknown, servers, asked, inverse)
-        answers = np.empty(missed, np.int32)
-        for p, table in enumerate(tables):
-            mine = slice(starts[p], starts[p + 1])
-            rows = table.resolve(asked[mine, 0].copy(), asked[mine, 2].copy())
-            answers[mine] = rows * servers + p
-            expected |= {int(key): int(row) * servers + p for key, row in zip(asked[mine, 0], rows, strict=True)}
-        key_lookup_kernels.fill_in(ids, unknown, answers, inverse, columns)
-        assert ids[:, 1].tolist() == [0, *(expected[key] for key in [*keys, *keys[:3]])]
-        assert set(ids[:, 0]) == {77}
-    seen = {int(key) for table in tables for key in table.keys[table.in_use()]}
-    assert seen == set(keys)
-    assert all((table.seen[table.in_use()] == kernels.SEEN).all() for table in tables)
+def test_a_batch_is_translated_by_mapped_maps_and_by_asking(keys, servers, seed):
+    """Some PSs are mapped, the others asked: ids are row * PSs + PS, 0 for missing; the features may share keys."""
+    places = SomeMapped([[table_over(DynamicOptions(keys=60), rows=62)[0] for _ in keys] for _ in range(servers)])
+    columns = list(range(1, len(keys) + 1))
+    lookup, generator = KeyLookup(places, len(keys) + 1, columns, 0, counts=True), np.random.default_rng(seed)
+    looked_up = [set() for _ in keys]
+    for rows in (7, 40, 25):
+        batch = np.stack([generator.choice([0, *of_one], rows) for of_one in keys], axis=1).astype(np.int64)
+        plain = generator.integers(0, 2**31, (rows, 1), np.int32)
+        ids = lookup.ids(Batch(plain, np.empty((rows, 0)), np.empty(rows), batch))
+        np.testing.assert_array_equal(ids[:, 0], plain[:, 0])
+        for feature, column in enumerate(batch.T):
+            looked_up[feature] |= set(column[column != 0].tolist())
+            for key, id_ in zip(column.tolist(), ids[:, 1 + feature].tolist(), strict=True):
+                row, p = divmod(id_, servers)
+                assert id_ == 0 if key == 0 else places.tables[p][feature].keys[row] == key
+    for feature, wanted in enumerate(looked_up):
+        tables = [of_one[feature] for of_one in places.tables]
+        seen = [int(key) for table in tables for key in table.keys[table.in_use()]]
+        assert sorted(seen) == sorted(wanted), "each has one row"
+        assert all((table.seen[table.in_use()] == kernels.SEEN).all() for table in tables)
+    lookup.ids(Batch(plain, np.empty((rows, 0)), np.empty(rows), batch))
+    expected = {
+        (key, feature, int(np.sum(column == key)))
+        for feature, column in enumerate(batch.T)
+        for key in set(column.tolist()) - {0}
+        if int(kernels.owner_of(key, servers)) % 2
+    }
+    asked = places.asked[-1].tolist() if expected else []
+    assert sorted(map(tuple, asked)) == sorted(expected), "once each, with the number of its lookups"
+
+
+def test_keys_without_a_row_share_one():
+    table = table_over(DynamicOptions(keys=60, admit_after=3), rows=62)[0]
+    lookup = KeyLookup(SomeMapped([[table]]), 1, [0], 0, counts=True)
+    keys = np.array([[9], [8], [0], [9]], np.int64)
+    batch = Batch(np.empty((4, 0), np.int32), np.empty((4, 0)), np.empty(4), keys)
+    assert lookup.ids(batch)[:, 0].tolist() == [1, 1, 0, 1]
+    assert dict(table.candidates().tolist()) == {9: 2, 8: 1}
+    assert lookup.ids(batch)[:, 0].tolist() == [2, 1, 0, 2], "9 was looked up four times"
+    assert dict(table.candidates().tolist()) == {8: 2}
 
 
 def test_a_probability_admits_that_share_of_sightings():
