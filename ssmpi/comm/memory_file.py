@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from numpy.typing import DTypeLike
 
 from ssmpi.comm.rank_memory import Note, ProcessMemory
 from ssmpi.comm.reservation import reserve
-from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped
+from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped, punch
 from ssmpi.files.log import log
 from ssmpi.host import memory_folder
 
@@ -155,9 +156,9 @@ class MemoryFile:
         with contextlib.suppress(OSError):  # not empty yet, or the supervisor removed it
             self.path.parent.rmdir()
 
-    def place(self, name: str, size: int) -> tuple[np.ndarray, bytes] | None:
+    def place(self, name: str, size: int, usable: Sequence[slice] | None = None) -> tuple[np.ndarray, bytes] | None:
         """An array of ``size`` bytes, uint8, and its address; None if there is no room, LostMemoryError if existing
-        memory has no such array.
+        memory has no such array. Room is needed for the ``usable`` bytes, None for all.
         """
         if self.kept or name in self._table:
             offset, there = self._table.get(name, (0, -1))
@@ -165,20 +166,34 @@ class MemoryFile:
                 raise LostMemoryError(f"{self.path}: '{name}' has {there:,} bytes, not {size:,}")
         else:
             offset = self._size
-            if not self._grow(size):
+            if not self._grow(size, usable):
                 return None
             self._table[name] = offset, size
         if not size:
             return np.empty(0, np.uint8), b""
         return np.frombuffer(mapped(self.file, size, offset), np.uint8), address(self.file, offset, self._key)
 
-    def _grow(self, size: int) -> bool:
-        """Reserve ``size`` more bytes; False if there is no room."""
-        whole = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    def commit(self, name: str, more: slice) -> str:
+        """Reserve bytes of an array that are not usable yet; why there is no room for them, "" if there is."""
+        offset, _ = self._table[name]
+        return reserve(self.file, self.path.parent, offset + more.start, more.stop - more.start)
+
+    def release(self, name: str, less: slice) -> None:
+        """Free bytes of an array that nobody uses any more."""
+        offset, _ = self._table[name]
+        punch(self.file, slice(offset + less.start, offset + less.stop))
+
+    def _grow(self, size: int, usable: Sequence[slice] | None = None) -> bool:
+        """Add ``size`` bytes and reserve the ``usable`` ones, None for all; False if there is no room."""
+        start, whole = self._size, -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         if whole and not self._failed:
-            if why := reserve(self.file, self.path.parent, self._size, whole):
-                self._give_up(why)
             self._size += whole
+            if usable is not None:
+                os.ftruncate(self.file, self._size)
+            for part in [slice(0, whole)] if usable is None else usable:
+                if why := reserve(self.file, self.path.parent, start + part.start, part.stop - part.start):
+                    self._give_up(why)
+                    break
         return not self._failed
 
     def _begin_notes(self, written: set[str], *, filled: bool) -> None:
@@ -240,19 +255,31 @@ class _Part:
 
     def __init__(self, memory: MemoryFile, name: str, *, shared: bool) -> None:
         self._memory, self._name, self._shared = memory, name, shared
+        self._own: Memory | None = None  # where there was no room
         self.address, self.file, self.kept = b"", -1, memory.holds(name)
 
-    def allocate(self, size: int) -> np.ndarray:
-        """uint8 (size,)."""
-        placed = self._memory.place(self._name, size)
+    def allocate(self, size: int, usable: Sequence[slice] | None = None) -> np.ndarray:
+        """As ``Memory``."""
+        placed = self._memory.place(self._name, size, usable)
         if placed is None:
-            own = ProcessMemory().part(self._name, shared=self._shared)
-            array = own.allocate(size)
+            self._own = own = ProcessMemory().part(self._name, shared=self._shared)
+            array = own.allocate(size, usable)
             self.address, self.file = own.address, own.file
             return array
         if self._shared:
             self.address, self.file = placed[1], self._memory.file
         return placed[0]
+
+    def commit(self, more: slice) -> str:
+        """As ``Memory``."""
+        return self._own.commit(more) if self._own else self._memory.commit(self._name, more)
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        if self._own:
+            self._own.release(less)
+        else:
+            self._memory.release(self._name, less)
 
 
 def remove(path: Path) -> None:

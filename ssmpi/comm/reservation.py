@@ -17,21 +17,26 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def reserve(file: int, folder: Path, start: int, size: int) -> str:
-    """Grow an open file from ``start`` by ``size`` bytes if its file system, the machine and the control group have
-    room; otherwise return why not. Ranks with files in the same ``folder`` take turns, or they would count on the same
-    free space.
+    """Reserve ``size`` bytes of an open file from ``start``, which grows it if they lie beyond its end, if its file
+    system, the machine and the control group have room; otherwise return why not. Ranks with files in the same
+    ``folder`` take turns, or they would count on the same free space.
     """
     with _in_turn(folder):
         system = os.fstatvfs(file)
-        room = min(system.f_bavail * system.f_frsize, free_memory())
-        if size > room:
-            return f"{size:,} bytes are needed, {int(room):,} are free"
-        try:
+        return reserve_within(file, start, size, min(system.f_bavail * system.f_frsize, free_memory()))
+
+
+def reserve_within(file: int, start: int, size: int, room: float) -> str:
+    """The same if so many bytes are free, for files that no other rank grows."""
+    if size > room:
+        return f"{size:,} bytes are needed, {int(room):,} are free"
+    try:
+        if size:
             os.posix_fallocate(file, start, size)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            return f"{size:,} bytes are needed: {error.strerror}"
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return f"{size:,} bytes are needed: {error.strerror}"
     return ""
 
 

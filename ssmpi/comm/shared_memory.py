@@ -17,11 +17,14 @@ import secrets
 import socket
 import struct
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from ssmpi.comm.reservation import reserve_within
 from ssmpi.compiled.aligned import aligned
+from ssmpi.host.host_memory import free_memory
 
 HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
 KEY = 16
@@ -29,7 +32,8 @@ KEY = 16
 
 class Memory(Protocol):
     """Allocates one piece of memory; ``kept`` if an earlier process has filled it, so that it must not be
-    initialized.
+    initialized. A piece may be allocated in steps: then only its ``usable`` bytes are there, zeros, and nothing else
+    may be touched.
     """
 
     @property
@@ -44,8 +48,14 @@ class Memory(Protocol):
     def kept(self) -> bool:
         """Whether it holds the state of an earlier process of this rank."""
 
-    def allocate(self, size: int) -> np.ndarray:
-        """uint8 (size,)."""
+    def allocate(self, size: int, usable: Sequence[slice] | None = None) -> np.ndarray:
+        """uint8 (size,); all of it is usable if nothing else is said."""
+
+    def commit(self, more: slice) -> str:
+        """Make more bytes usable, zeros if they were not yet; why that is impossible, "" if it is done."""
+
+    def release(self, less: slice) -> None:
+        """Give back bytes that nobody uses any more; whole pages of them are free then."""
 
 
 class PrivateMemory:
@@ -53,9 +63,21 @@ class PrivateMemory:
 
     address, file, kept = b"", -1, False
 
-    def allocate(self, size: int) -> np.ndarray:
-        """uint8 (size,), not initialized."""
-        return aligned((size,), np.uint8)
+    def allocate(self, size: int, usable: Sequence[slice] | None = None) -> np.ndarray:
+        """uint8 (size,), not initialized, or zeros if it is usable in steps."""
+        if usable is None or not size:
+            return aligned((size,), np.uint8)
+        self._pages = advised(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        return np.frombuffer(self._pages, np.uint8)
+
+    def commit(self, more: slice) -> str:
+        """As ``Memory``: pages are there when they are touched, so only what is free now can be told."""
+        size, room = more.stop - more.start, free_memory()
+        return f"{size:,} bytes are needed, {int(room):,} are free" if size > room else ""
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        give_back(self._pages, less, mmap.MADV_DONTNEED)
 
 
 class SharedMemory:
@@ -63,7 +85,7 @@ class SharedMemory:
 
     address, file, kept = b"", -1, False
 
-    def allocate(self, size: int) -> np.ndarray:
+    def allocate(self, size: int, usable: Sequence[slice] | None = None) -> np.ndarray:
         """uint8 (size,), zeros; pages are committed when first touched."""
         self.file = file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
@@ -73,6 +95,14 @@ class SharedMemory:
         memory[:KEY] = key
         self.address = address(file, HEADER, key)
         return np.frombuffer(memory, np.uint8)[HEADER:]
+
+    def commit(self, more: slice) -> str:
+        """As ``Memory``."""
+        return reserve_within(self.file, HEADER + more.start, more.stop - more.start, free_memory())
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        punch(self.file, slice(HEADER + less.start, HEADER + less.stop))
 
 
 def placed(memory: Memory, values: np.ndarray) -> np.ndarray:
@@ -85,10 +115,28 @@ def placed(memory: Memory, values: np.ndarray) -> np.ndarray:
 
 def mapped(file: int, size: int, offset: int = 0) -> mmap.mmap:
     """Map ``size`` bytes of an open file, in huge pages if the system grants them; ``offset`` is page-aligned."""
-    memory = mmap.mmap(file, size, offset=offset)
+    return advised(mmap.mmap(file, size, offset=offset))
+
+
+def advised(memory: mmap.mmap) -> mmap.mmap:
+    """The same memory, in huge pages if the system grants them."""
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def give_back(memory: mmap.mmap, less: slice, how: int) -> None:
+    """Free the whole pages among some bytes of a mapping, by this advice to the system."""
+    start = -(-less.start // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = less.stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < stop:
+        memory.madvise(how, start, stop - start)
+
+
+def punch(file: int, less: slice) -> None:
+    """Free the whole pages among some bytes of an open file, which others may map."""
+    with mmap.mmap(file, less.stop) as memory:
+        give_back(memory, less, mmap.MADV_REMOVE)
 
 
 def hold(file: int, kind: int) -> None:

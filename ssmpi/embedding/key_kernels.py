@@ -3,7 +3,8 @@
 A map is open addressing over ``slots`` int64 (2 * a power of two,): key and row of each slot side by side, so that a
 probe reads one cache line. Key 0 marks a free slot: it means a missing value and is never in a map. One thread inserts
 while others look up: an entry's row is stored before its key, so that they see whole entries. Nothing is removed: when
-rows are freed, the map is filled anew while nobody reads it.
+rows are freed, the map is filled anew while nobody reads it. When a table grows, a map of twice as many slots is filled
+behind the last one, and then found by the STEP in its head: who still reads the last one finds what was there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NOT_FOUND = -1
 SEEN = -1  # date of a row that was looked up since the last pause
 
 # Words of a keyed table's head
-CURSOR, END, USED, ADMITTED, EXPIRED, EVICTED, REFUSED, COUNTED, DRAWS = range(9)
+CURSOR, END, USED, ADMITTED, EXPIRED, EVICTED, REFUSED, COUNTED, DRAWS, STEP, FIRST_SLOTS = range(11)
 HEAD = 16
 
 
@@ -52,6 +53,21 @@ def find(slots: np.ndarray, key: int) -> int:
         if there == 0:
             return NOT_FOUND
         slot = (slot + 1) & mask
+
+
+@njit(cache=True, nogil=True)
+def slots_of(map_: np.ndarray) -> np.ndarray:
+    """The slots that hold all keys now, of a table's head and maps int64 (n,)."""
+    step: int = atomic.load_word(map_.ctypes.data + 8 * STEP)  # type: ignore[call-arg]  # numba gives the first
+    size = 2 * map_[FIRST_SLOTS] << step
+    start = HEAD + size - 2 * map_[FIRST_SLOTS]
+    return map_[start : start + size]
+
+
+@njit(cache=True, nogil=True)
+def grown(map_: np.ndarray, step: int) -> None:
+    """From now on the slots of this step, which are filled, hold all keys."""
+    atomic.store_word(map_.ctypes.data + 8 * STEP, step)  # type: ignore[call-arg]  # numba gives the first
 
 
 @njit(cache=True, nogil=True)
@@ -93,6 +109,16 @@ def count(candidates: np.ndarray, head: np.ndarray, key: int, times: int) -> int
         candidates[2 * slot] = key
     candidates[2 * slot + 1] += times
     return candidates[2 * slot + 1]
+
+
+@njit(cache=True, nogil=True)
+def recount(candidates: np.ndarray, head: np.ndarray, before: np.ndarray) -> None:
+    """Fill ``candidates`` anew with the sightings ``before``."""
+    candidates[:] = 0
+    head[COUNTED] = 0
+    for slot in range(before.size // 2):
+        if before[2 * slot + 1] > 0:
+            count(candidates, head, before[2 * slot], before[2 * slot + 1])
 
 
 @njit(cache=True, nogil=True)
