@@ -63,6 +63,7 @@ def train(arguments: argparse.Namespace) -> int:
             except OSError as error:  # the run is complete without it
                 log.log.error(f"error: no plot: {error}")
         stopped = job.leave(stopped=not finished)  # last: launchers kill the others once one rank exits
+        signals.ignore_stops()
         job.finalize()
         begun.memory.remove()  # with its folder, which also held MPI's segments
     return STOPPED if stopped else 0

@@ -197,6 +197,7 @@ def supervise(
         stops.follow(job, stopping)
         while (code := job.poll()) is None:  # not wait(): another thread may get the signal, this one handles it
             time.sleep(POLL_SECONDS)
+            stops.repeat()
             if lock:
                 lock.take()
         stops.leave()

@@ -14,6 +14,8 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 POLL_SECONDS = 0.1
 SAME_SECONDS = 1.0  # a repeat this soon is the same request by another route: terminal and parent, scancel and srun
 LIMIT_SECONDS = 5.0  # tolerated difference between SLURM's clock and a host's
+REPEAT_SECONDS = 1.0
+STARTING_SECONDS = 60.0  # until a launcher has begun all ranks, at most: it passes signals on to those that it has
 OTHER_SECONDS = 30.0  # SLURM's default KillWait: a scheduler that escalates has sent all its signals by then
 
 
@@ -47,6 +49,7 @@ class StopSignals:
         self._clock, self._time_limit = clock, time_limit
         self._job: LauncherProcess | None = None  # none between two starts
         self._first: dict[int, float] = {}  # when each signal came first
+        self._start = self._asked = 0.0  # when the job started, and when it was last told to stop
         self.begun = self._limited = False  # whether a job was told to stop; whether the scheduler's limit was reached
         self.ended = False  # whether a second signal has ended the job
 
@@ -69,9 +72,20 @@ class StopSignals:
 
     def follow(self, job: LauncherProcess, stopping: Callable[[], None]) -> None:
         """Forward signals to ``job``, including those received already. ``stopping`` is called when the stop begins."""
-        self._job, self._stopping = job, stopping
+        self._job, self._stopping, self._start = job, stopping, self._clock()
         if self._first:
             self._stop(min(self._first, key=self._first.__getitem__))
+
+    def repeat(self) -> None:
+        """Tell a job that is starting again to stop: ranks that were not there yet did not hear it."""
+        now = self._clock()
+        starting, due = now - self._start < STARTING_SECONDS, now - self._asked >= REPEAT_SECONDS
+        if self._job and self.begun and not self.ended and starting and due:
+            self._tell(self._job)
+
+    def _tell(self, job: LauncherProcess) -> None:
+        self._asked = self._clock()
+        job.send_signal(signal.SIGUSR1)
 
     def leave(self) -> None:
         """The job has ended: signals are noted until ``follow``."""
@@ -113,7 +127,7 @@ class StopSignals:
         self.begun = True
         self._stopping()
         say(f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save")
-        self._job.send_signal(signal.SIGUSR1)
+        self._tell(self._job)
 
 
 def say(text: str) -> None:

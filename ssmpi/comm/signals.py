@@ -31,6 +31,11 @@ def listen() -> None:
         signal.signal(signum, _note)
 
 
+def ignore_stops() -> None:
+    """From now on a request to stop means nothing; Python's exit would make it deadly again. Main thread only."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
 def stop_requested_at_start() -> bool:
     """As ``stop_requested``, also while the main thread waits in the MPI library, where no handler runs."""
     return stop_requested() or bool(_woken.poll(0))

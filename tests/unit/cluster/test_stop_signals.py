@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from ssmpi.cluster.stop_signals import OTHER_SECONDS, SAME_SECONDS, StopSignals
+from ssmpi.cluster.stop_signals import OTHER_SECONDS, REPEAT_SECONDS, SAME_SECONDS, STARTING_SECONDS, StopSignals
 
 INT, TERM, HUP, USR1, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
 SOON, LATER, LATE = SAME_SECONDS / 2, SAME_SECONDS * 2, OTHER_SECONDS * 2
@@ -96,6 +96,27 @@ def test_a_stop_before_the_job_runs_is_passed_on_once(capsys):
     stops.follow(job, lambda: None)
     assert job.sent == [USR1]
     assert capsys.readouterr().err.startswith("stopping (SIGINT)")
+
+
+def test_ranks_that_were_not_there_yet_are_told_again():
+    """While a job starts, once a second; not one that was not told, is ended, or has long been there."""
+    job, now = Job(), [100.0]
+    stops = StopSignals(clock=lambda: now[0])
+    stops.follow(job, lambda: None)
+    stops.repeat()
+    assert job.sent == []
+    stops.take(TERM)
+    for _ in range(int(8 * STARTING_SECONDS)):
+        now[0] += 0.25
+        stops.repeat()
+    assert set(job.sent) == {USR1}
+    assert len(job.sent) == pytest.approx(STARTING_SECONDS / REPEAT_SECONDS, abs=1)
+    stops.follow(job, lambda: None)
+    stops.ended = True
+    told = len(job.sent)
+    now[0] += 5
+    stops.repeat()
+    assert len(job.sent) == told
 
 
 def test_a_signal_between_two_starts_ends_the_pause():
