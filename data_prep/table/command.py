@@ -68,6 +68,7 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
     options, base = ranks.first(lambda: extension.opened(options, partial(_check_columns, schema)))
     sources = ranks.together(lambda: open_sources(files))
     compare_views(sources, ranks)
+    _refuse_keys_beside_lists(schema)
     _refuse_without_vocabulary(schema, options)
     form = ranks.together(lambda: _format(schema, sources, options))
     given = options.vocabulary
@@ -89,6 +90,16 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
         | base
     )
     return Preparation(options, ranks, sources, labelled, form, identity)
+
+
+def _refuse_keys_beside_lists(schema: Schema) -> None:
+    """UserError for rows that training could not read."""
+    keyed = [name for name, column in schema.categorical.items() if column.hash == KEYS]
+    if keyed and schema.lists:
+        raise UserError(
+            f"{keyed[0]} would have keys and {next(iter(schema.lists))} has lists of ids, and training cannot read "
+            "both yet: hash into a fixed range instead (hash = 100000), or leave the lists out"
+        )
 
 
 def _refuse_without_vocabulary(schema: Schema, options: PrepareOptions) -> None:

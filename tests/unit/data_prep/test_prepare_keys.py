@@ -146,6 +146,7 @@ WRONG = [
     (schema("", "", "--hash", "-o", "ids"), "already holds a data set made with schema.categorical = {'user': {'type'"),
     (schema("", "", "-o", "keys"), "already holds a data set made with schema.categorical = {'user': {'type'"),
     (schema('"integer"', '{type = "int", hash = true}'), "categorical.user: type 'int' is neither 'string' nor 'integ"),
+    (schema(SHOP, "[list]\nshop = {longest = 2}", "--hash"), "user would have keys and shop has lists of ids"),
     (schema("", "", "--hash=all"), "argument --hash: ignored explicit argument 'all'"),
 ]  # fmt: skip
 
