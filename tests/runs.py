@@ -13,12 +13,26 @@ from ssmpi.checkpoint.store import Store
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import load
 from ssmpi.core.settings import dump
+from ssmpi.data.block_dispatcher import block_order
+from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 from ssmpi.recovery.start import Start
 from ssmpi.run import run_folder
 from ssmpi.train import PARTS
 
 SMALL_MODEL = ("model.bottom=[32,8]", "model.top=[32,1]", "embedding.dim=8")
 QUIET = ("run.tensorboard=false", "run.record_losses=true")
+
+
+def batches(config):
+    """All batches of a run of one thread, in order."""
+    data, seed = config.data, config.run.seed
+    whole = SplitReader(Path(data.folder), "train", data.block_rows)
+    reader = SplitReader(Path(data.folder), "train", suit_block_rows(data, whole.rows, 1))
+    for a_pass in range(data.passes):
+        for number in block_order(data, seed, a_pass, len(reader.blocks)):
+            block = reader.blocks[number]
+            order = shuffled(seed, 2, a_pass, number, size=block.rows)
+            yield from batches_in(order, reader.read(block), data.batch_size)
 
 
 @dataclass(frozen=True)

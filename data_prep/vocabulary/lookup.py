@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_prep.preparation import Rows
-from data_prep.vocabulary.tables import HALF, LOAD, home_slot
+from data_prep.vocabulary.tables import LOAD, home_slot, slot_of
 from ssmpi.compiled.jit import njit
 from ssmpi.data.schema import MISSING_ID, RARE_ID
 
@@ -50,17 +50,11 @@ def _look_up(
     tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, reserved: tuple[int, int], ids: np.ndarray
 ) -> None:
     bits = np.int64(np.log2(table.size) + 0.5)
-    wrap = table.size - 1
     for row in range(tokens.size):
         if bit >= 0 and (missing[row] >> bit) & 1:
             ids[row] = reserved[0]
             continue
-        token = np.uint64(tokens[row])
-        slot = home_slot(token, bits)
-        entry = table[slot]
-        while entry != 0 and entry >> HALF != token:
-            slot = (slot + 1) & wrap
-            entry = table[slot]
+        entry = table[slot_of(np.uint64(tokens[row]), table, bits)]
         ids[row] = np.int32((entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)) if entry != 0 else reserved[1]
 
 

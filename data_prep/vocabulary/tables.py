@@ -29,6 +29,15 @@ def home_slot(token: Integer, bits: Integer) -> Integer:
 
 
 @njit(cache=True, nogil=True)
+def slot_of(token: Integer, table: np.ndarray, bits: Integer) -> Integer:
+    """The slot of a token in a table of 2**bits, or the free one where it belongs."""
+    slot = home_slot(token, bits)
+    while table[slot] != 0 and table[slot] >> HALF != token:
+        slot = (slot + 1) & (table.size - 1)
+    return slot
+
+
+@njit(cache=True, nogil=True)
 def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, state: np.ndarray) -> None:
     """Count tokens from row ``state[0]`` on until done or the table is full at ``state[2]`` entries.
 
@@ -37,7 +46,6 @@ def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray,
     prefetched (``state[3]`` accumulates them, so that the compiler cannot remove the prefetch).
     """
     bits = np.int64(np.log2(table.size) + 0.5)
-    wrap = table.size - 1
     row, used, limit = state[0], state[1], state[2]
     while row < tokens.size and used < limit:
         stop = min(row + TOGETHER, tokens.size)
@@ -47,11 +55,8 @@ def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray,
         while row < stop and used < limit:
             if not (missing[row] >> bit) & 1:
                 token = np.uint64(tokens[row])
-                slot = home_slot(token, bits)
+                slot = slot_of(token, table, bits)
                 entry = table[slot]
-                while entry != 0 and entry >> HALF != token:
-                    slot = (slot + 1) & wrap
-                    entry = table[slot]
                 if entry == 0:
                     entry = token << HALF
                     used += 1

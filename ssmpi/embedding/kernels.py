@@ -127,6 +127,23 @@ def _slot(keys: np.ndarray, key: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
+def _enter(
+    keys: np.ndarray, places: np.ndarray, order: np.ndarray, starts: np.ndarray, key: Any, unique: Any
+) -> tuple[Any, Any]:
+    """The place of a row in ``order`` among so many ``unique`` ones, which it joins if it is new; and how many there
+    are then. ``key`` is its PS and row.
+    """
+    slot = _slot(keys, key)
+    if keys[slot] != EMPTY:
+        return np.int64(places[slot]), unique
+    keys[slot] = key
+    places[slot] = unique
+    order[unique] = key
+    starts[(key >> 32) + 1] += 1
+    return unique, unique + 1
+
+
+@njit(cache=True, nogil=True)
 def route(
     ids: np.ndarray,
     limits: np.ndarray,
@@ -160,14 +177,8 @@ def route(
         part = value % strides[f]
         owner = owners[f, part]
         key = (np.int64(owner) << 32) | (bases[f, part] + value // strides[f])
-        slot = _slot(keys, key)
-        if keys[slot] == EMPTY:
-            keys[slot] = key
-            places[slot] = unique
-            order[unique] = key
-            unique += 1
-            starts[owner + 1] += 1
-        inverse[i] = places[slot]
+        place, unique = _enter(keys, places, order, starts, key, unique)
+        inverse[i] = place
     by_owner(order[:unique], keys, rows, inverse, starts)
     return -1
 
@@ -200,14 +211,8 @@ def route_bags(
             part = value % strides[f]
             owner = owners[f, part]
             key = (np.int64(owner) << 32) | (bases[f, part] + value // strides[f])
-            slot = _slot(keys, key)
-            if keys[slot] == EMPTY:
-                keys[slot] = key
-                places[slot] = unique
-                order[unique] = key
-                unique += 1
-                starts[owner + 1] += 1
-            inverse[i - first] = places[slot]
+            place, unique = _enter(keys, places, order, starts, key, unique)
+            inverse[i - first] = place
     by_owner(order[:unique], keys, rows, inverse, starts)
     return -1
 

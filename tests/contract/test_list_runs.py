@@ -11,10 +11,10 @@ import pytest
 from datasets import FEW, LIST_CARDINALITIES, WITH_LISTS, make_dataset, make_lists_dataset
 from faults import Kill
 from own_network import NAMED, write_own
-from runs import train_over_threads
+from runs import batches, train_over_threads
 from safetensors.numpy import load_file
 from test_group_runs import PAIR, STAGES, assert_same, in_pieces, stop_after  # noqa: F401 - a fixture
-from test_partial_recovery import TWO_PS, Killed, SaveRows, after, batches, one_process, rows_in  # noqa: F401
+from test_partial_recovery import TWO_PS, Killed, SaveRows, after, assert_reloaded, one_process, rows_in  # noqa: F401
 from test_warm_start import same, train_with_kills
 
 from ssmpi.data.features import Features, ListOptions
@@ -207,11 +207,7 @@ def test_rows_of_a_lost_embedding_ps_come_from_their_own_newest_save(tmp_path, d
     assert unsaved[chosen].sum() < unsaved.sum()
     weights[chosen], state[chosen] = (values[chosen] for values in saving.values[1][1])
     killed.lose("embedding_ps-1").start(Kill(restart, "resumed", after=True))
-    for name, (found, found_state) in rows_in(killed, 1).items():
-        part = next(p for p in placement.parts_of(1) if name == f"table-{p.table:02}-{p.first}-{p.stride}")
-        rows = slice(part.base, part.base + part.rows)
-        np.testing.assert_array_equal(found, weights[rows])
-        np.testing.assert_array_equal(found_state, state[rows].reshape(found_state.shape))
+    assert_reloaded(killed, placement, weights, state)
     (only,) = killed.recoveries
     assert (only["how"], only["batches_repeated"]) == ("partial", 0)
     lost = unsaved[~chosen].sum() + (after(killed.config, kill) - after(killed.config, 8)) * placement.lookups_of(1)

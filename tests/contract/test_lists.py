@@ -1,16 +1,12 @@
 """Training on rows with lists of ids: equal to plain torch, whatever holds the rows and pools them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from datasets import LIST_CARDINALITIES, make_lists_dataset
 from oracle import PlainListDLRM, train_plainly
-from runs import train_over_threads
+from runs import batches, train_over_threads
 
 from ssmpi.config import load
-from ssmpi.data.block_dispatcher import block_order
-from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 
 ONE = ("embedding.prefetch=false", "data.batch_size=32", "data.passes=2", "evaluate.split=none")
 RATES = ("dense.optimizer=sgd", "dense.rate=0.05", "embedding.optimizer=sgd", "embedding.rate=0.1")
@@ -36,19 +32,8 @@ def same(one, other):
 
 
 def plain_training(config):
-    data, seed = config.data, config.run.seed
-    whole = SplitReader(Path(data.folder), "train", data.block_rows)
-    reader = SplitReader(Path(data.folder), "train", suit_block_rows(data, whole.rows, 1))
-
-    def stream():
-        for a_pass in range(data.passes):
-            for number in block_order(data, seed, a_pass, len(reader.blocks)):
-                block = reader.blocks[number]
-                order = shuffled(seed, 2, a_pass, number, size=block.rows)
-                yield from batches_in(order, reader.read(block), data.batch_size)
-
-    model = PlainListDLRM(config.model.bottom, config.model.top, LIST_CARDINALITIES, 8, seed, dense=2)
-    return train_plainly(config, LIST_CARDINALITIES, stream(), model=model)
+    model = PlainListDLRM(config.model.bottom, config.model.top, LIST_CARDINALITIES, 8, config.run.seed, dense=2)
+    return train_plainly(config, LIST_CARDINALITIES, batches(config), model=model)
 
 
 def test_equals_plain_pytorch(alone):

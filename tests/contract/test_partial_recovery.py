@@ -20,7 +20,7 @@ import pytest
 from faults import Fault, Kill, KilledError
 from oracle import train_plainly
 from ranks import PATIENCE, PretendedStart, over_threads
-from runs import Run, train_over_threads, write_run_file
+from runs import Run, batches, train_over_threads, write_run_file
 
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.parent import Parent
@@ -31,8 +31,7 @@ from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
-from ssmpi.data.block_dispatcher import block_order
-from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
+from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import BatchesUnderWay, TrainedRows
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
@@ -181,18 +180,6 @@ class KillAfterSave(Fault):
         raise KilledError
 
 
-def batches(config):
-    """All batches of a run of one thread, in order."""
-    data, seed = config.data, config.run.seed
-    whole = SplitReader(Path(data.folder), "train", data.block_rows)
-    reader = SplitReader(Path(data.folder), "train", suit_block_rows(data, whole.rows, 1))
-    for a_pass in range(data.passes):
-        for number in block_order(data, seed, a_pass, len(reader.blocks)):
-            block = reader.blocks[number]
-            order = shuffled(seed, 2, a_pass, number, size=block.rows)
-            yield from batches_in(order, reader.read(block), data.batch_size)
-
-
 def examples_of(checkpoint):
     return read_manifest(checkpoint).state["examples"]
 
@@ -206,6 +193,15 @@ def saved_rows(checkpoint, index):
     """Weights and optimizer state of an embedding PS in a checkpoint, by the names of their data sets."""
     with h5py.File(checkpoint / f"embedding-{index:04}.h5") as saved:
         return {name: (group["weights"][()], group["state"][()]) for name, group in saved.items()}
+
+
+def assert_reloaded(killed, placement, weights, state):
+    """The rows of PS 1 are these."""
+    for name, (found, found_state) in rows_in(killed, 1).items():
+        part = next(p for p in placement.parts_of(1) if name == f"table-{p.table:02}-{p.first}-{p.stride}")
+        rows = slice(part.base, part.base + part.rows)
+        np.testing.assert_array_equal(found, weights[rows])
+        np.testing.assert_array_equal(found_state, state[rows].reshape(found_state.shape))
 
 
 def rows_in(killed, index):
@@ -649,11 +645,7 @@ def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, 
         unsaved[chosen] = 0
         weights[chosen], state[chosen] = (values[chosen] for values in saving.values[number][1])
     killed.lose("embedding_ps-1").start(Kill(restart, "resumed", after=True))
-    for name, (found, found_state) in rows_in(killed, 1).items():
-        part = next(p for p in placement.parts_of(1) if name == f"table-{p.table:02}-{p.first}-{p.stride}")
-        rows = slice(part.base, part.base + part.rows)
-        np.testing.assert_array_equal(found, weights[rows])
-        np.testing.assert_array_equal(found_state, state[rows].reshape(found_state.shape))
+    assert_reloaded(killed, placement, weights, state)
     (only,) = killed.recoveries
     now = after(config, kill)
     assert (only["how"], only["examples"], only["batches_repeated"]) == ("partial", now, 0)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from oracle import train_plainly
 from ranks import ssmpi
-from runs import train, train_over_threads
+from runs import batches, train, train_over_threads
 from sklearn.metrics import log_loss
 
 from ssmpi.config import load
-from ssmpi.data.block_dispatcher import block_order
-from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
+from ssmpi.data.reader import SplitReader, suit_block_rows
+from ssmpi.data.schema import read_manifest
 from ssmpi.tools.export import state_dict
 
 ADAGRAD = ("embedding.prefetch=false", "data.passes=2")
@@ -96,18 +96,7 @@ def test_threads_give_the_same_bits_as_ranks(trained, tmp_path, small_data):
 
 def plain_training(config):
     """The same run in plain PyTorch: its model and losses."""
-    data, seed = config.data, config.run.seed
-    whole = SplitReader(Path(data.folder), "train", data.block_rows)
-    reader = SplitReader(Path(data.folder), "train", suit_block_rows(data, whole.rows, 1))
-
-    def stream():
-        for a_pass in range(data.passes):
-            for number in block_order(data, seed, a_pass, len(reader.blocks)):
-                block = reader.blocks[number]
-                order = shuffled(seed, 2, a_pass, number, size=block.rows)
-                yield from batches_in(order, reader.read(block), data.batch_size)
-
-    return train_plainly(config, reader.manifest.cardinalities, stream())
+    return train_plainly(config, read_manifest(Path(config.data.folder)).cardinalities, batches(config))
 
 
 @pytest.mark.parametrize(
