@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from faults import Fault, Kill, KilledError
 from oracle import train_plainly
-from ranks import PATIENCE, PretendedStart, over_threads
+from ranks import PATIENCE, PretendedStart, end_helpers, over_threads
 from runs import Run, batches, train_over_threads, write_run_file
 
 from ssmpi.checkpoint import store
@@ -104,6 +104,7 @@ class Killed:
             for thread in {each for each in threading.enumerate() if each.name.startswith(("worker", "shadow"))}:
                 thread.join(PATIENCE)  # unlike killed ones they end at their next message, or round, only
                 assert not thread.is_alive()
+        end_helpers()
         return self
 
     def ended_before(self, kill):
