@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from data_prep.preparation import RawSource
 from data_prep.raw.sources import TextStream
+from data_prep.table.guess_lists import separator_of
 from data_prep.table.lists import are_lists
 from ssmpi.core.errors import DataError
 
@@ -24,16 +25,9 @@ SAMPLE_ROWS = 1 << 16
 SAMPLE_BYTES = 1 << 21
 FEW = 64  # integers with fewer values are categories
 MANY = 10_000  # with more, those seen once are rare
-LIST_SEPARATORS = {
-    "|": 0.8,
-    ";": 0.8,
-    ",": 0.5,
-    " ": 0.2,
-}  # and the most distinct values in that many: lists repeat them
-LISTED_SHARE = 0.1  # of texts, that have the separator
+TEXTS = pa.string(), pa.large_string()
 LISTED = {
-    pa.string(),
-    pa.large_string(),
+    *TEXTS,
     *(getattr(pa, f"{u}int{bits}")() for u in ("", "u") for bits in (8, 16, 32, 64)),
 }
 
@@ -152,7 +146,7 @@ def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, s
         return "list", _list(key, column, "")
     if column.null_count == len(column) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
         return "unused", f"# {key}: {kind}, left out"
-    if pa.types.is_string(kind) and (separator := _separator(column)):
+    if kind in TEXTS and (separator := separator_of(column)):
         return "list", _list(key, pc.split_pattern(column.cast(pa.string()), pattern=separator), separator)
     values = pc.count_distinct(column).as_py()
     scaled = "; takes a pass over the files, none and log1p do not" * hashed
@@ -168,21 +162,11 @@ def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, s
     return "categorical", f'{key} = {{ type = "{kind_name}"{rare} }}  # {values:,} values{more}'
 
 
-def _separator(column: pa.ChunkedArray) -> str:
-    """What lies between the values of lists in text; empty if there seem to be none."""
-    texts = pc.unique(column.cast(pa.string()).drop_null())
-    for separator, most in LIST_SEPARATORS.items():
-        values = pc.split_pattern(texts, pattern=separator).flatten()
-        listed = pc.sum(pc.match_substring(texts, separator)).as_py() or 0
-        if listed >= LISTED_SHARE * len(texts) and pc.count_distinct(values).as_py() <= most * len(values):
-            return separator
-    return ""
-
-
 def _list(key: str, lists: pa.ChunkedArray, separator: str) -> str:
     """The line of a list column."""
     values = pc.list_flatten(lists).drop_null()
-    text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    if text := values.type in TEXTS:
+        values = values.filter(pc.not_equal(values, ""))  # missing ones are left out
     whole = not text or bool(pc.all(pc.match_substring_regex(values, r"^-?\d{1,18}$")).as_py())
     distinct = pc.count_distinct(values).as_py()
     settings = [f'type = "{"integer" if whole else "string"}"', f"longest = {pc.max(pc.list_value_length(lists))}"]
