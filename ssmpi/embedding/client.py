@@ -80,10 +80,11 @@ class Lookups:
                 yield batch, self.pull(self._ids_of(batch))
             return
         waiting: tuple[B, Lookup] | None = None
-        before = self._prefetched.values  # of the first batch, which has been looked up
+        before = self._prefetched.values
+        known = 0 if before is None else len(before)  # rows of the next batches that have been looked up
         for batch in batches:
-            known = before is not None and len(before) == len(batch.ids)
-            asked, before = (batch, self.ask(self._ids_of(batch, again=known))), None
+            asked = batch, self.ask(self._ids_of(batch, again=known))
+            known = max(0, known - len(batch.ids))
             if waiting:
                 self.arrive(waiting[1])
                 if self._prefetched.values is not None:
@@ -97,7 +98,7 @@ class Lookups:
             else:
                 yield waiting
 
-    def _ids_of(self, batch: HasIds, *, again: bool = False) -> Ids:
+    def _ids_of(self, batch: HasIds, *, again: int = 0) -> Ids:
         ids: Ids = self._keys.ids(batch, again=again) if self._keys else batch.ids
         return ids
 

@@ -84,23 +84,26 @@ class KeyLookup:
         self._maps = KernelArgs((), [array for pair in by_feature for array in pair])
         self._ids = DistinctIds(0, features)
 
-    def ids(self, batch: HasKeys, *, again: bool = False) -> DistinctIds:
-        """Those of a batch, valid until the next call. A batch that is looked up ``again`` does not count."""
-        rows, counts = len(batch.keys), self._counts and not again
+    def ids(self, batch: HasKeys, *, again: int = 0) -> DistinctIds:
+        """Those of a batch, valid until the next call. Its first rows, as many as are looked up ``again``, do not
+        count.
+        """
+        rows = len(batch.keys)
+        again = min(again, rows) if self._counts else rows
         if not self._ids.fits(rows):
             self._ids = DistinctIds(rows, self._ids.features)
         missed = key_lookup_kernels.translate(
-            self._maps.words, self._ids.words.words, self._servers, self._sources, (batch.ids, batch.keys), counts
+            self._maps.words, self._ids.words.words, self._servers, self._sources, (batch.ids, batch.keys), again < rows
         )
-        if missed and (counts or not self._all_mapped):
-            self._ask(self._ids, missed, counts=counts)
+        if missed and (again < rows or not self._all_mapped):
+            self._ask(self._ids, missed, again)
         return self._ids
 
-    def _ask(self, ids: DistinctIds, missed: int, *, counts: bool) -> None:
-        """Ask for the keys that were ``missed`` and fill in their ids."""
+    def _ask(self, ids: DistinctIds, missed: int, again: int) -> None:
+        """Ask for the keys that were ``missed`` and fill in their ids; the first rows do not count ``again``."""
         asked, order = np.empty((missed, 3), np.int64), np.empty(missed, np.int64)
-        starts = key_lookup_kernels.group(ids.words.words, len(ids), self._servers, self._sources, asked, order)
-        if not counts:
-            asked[:, 2] = 0
+        starts = key_lookup_kernels.group(
+            ids.words.words, (again, len(ids)), self._servers, self._sources, asked, order
+        )
         answers = self._tables.find([asked[a:b] for a, b in pairwise(starts.tolist())], self._thread)
         key_lookup_kernels.fill_in(ids.words.words, order, np.concatenate(answers))

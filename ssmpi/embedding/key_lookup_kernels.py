@@ -113,17 +113,18 @@ def translate(
 
 @njit(cache=True, nogil=True)
 def group(
-    room: np.ndarray, batch: int, servers: int, sources: np.ndarray, asked: np.ndarray, order: np.ndarray
+    room: np.ndarray, counted: tuple[int, int], servers: int, sources: np.ndarray, asked: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """What to ask for, of the unknown keys of a batch of so many rows, by PS and feature in order of first appearance:
-    ``asked`` int64 (unknown, 3) gets key, number of the keyed feature, and how often it is there, ``order`` int64
-    (unknown,) the places. Returns where each PS's begin, int64 (servers + 1,).
+    """What to ask for, of the unknown keys of a batch, by PS and feature in order of first appearance: ``asked`` int64
+    (unknown, 3) gets key, number of the keyed feature, and how often it is in the rows that are ``counted``, from one
+    on to the batch's end; ``order`` int64 (unknown,) the places. Returns where each PS's begin, int64 (servers + 1,).
     """
+    again, batch = counted
     known, places = array_at(room, KNOWN, np.int64), array_at(room, PLACES, np.int32)
     unknown, starts = array_at(room, UNKNOWN, np.int64)[: order.size], np.zeros(servers + 1, np.int64)
     times = np.zeros(batch * sources.size, np.int64)
     for feature in range(sources.size):
-        for b in range(feature * batch, (feature + 1) * batch):
+        for b in range(feature * batch + again, (feature + 1) * batch):
             times[feature * batch + places[b]] += 1
     for place in unknown:
         starts[owner_of(known[place], servers) + 1] += 1

@@ -1,7 +1,10 @@
 """The keys of a thread's batches, looked up ahead, over an interruption."""
 
+from collections import Counter
+
 import numpy as np
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rows import row_options
 
 from ssmpi.data.batch import Batch
@@ -12,8 +15,6 @@ from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 
-ADMISSION = DynamicOptions(keys=50, admit_after=3)
-
 
 def batch_of(*keys):
     """A batch with these keys of one feature."""
@@ -22,11 +23,10 @@ def batch_of(*keys):
     return Batch(np.empty((rows, 0), np.int32), empty, np.zeros(rows), np.array(keys, np.int64).reshape(-1, 1))
 
 
-@pytest.fixture
-def thread():
+def a_thread(dynamic):
     """Lookups of one thread, ahead by a batch; the table that they fill; and whether they are interrupted."""
-    options = row_options(4, table="dynamic", dynamic=ADMISSION)
-    placement, cut = place([0], 1, ADMISSION, ["user"]), {"now": False}
+    options = row_options(4, table="dynamic", dynamic=dynamic)
+    placement, cut = place([0], 1, dynamic, ["user"]), {"now": False}
     arena = Arena(options, placement, 0, seed=5)
     tables = LocalTables(arena)
     prefetched = PrefetchedRows(lambda: cut["now"])
@@ -39,9 +39,9 @@ def trained_on(lookups, *batches):
     return [(b.keys[:, 0].tolist(), rows.values[:, 0].copy()) for b, rows in lookups.prefetched(batches)]
 
 
-def test_a_batch_that_is_cut_off_counts_once(thread):
+def test_a_batch_that_is_cut_off_counts_once():
     """A pause cuts it off after it was looked up ahead; when training goes on it comes again."""
-    lookups, table, cut = thread
+    lookups, table, cut = a_thread(DynamicOptions(keys=50, admit_after=3))
     first, second, third = batch_of(7, 8), batch_of(7, 9), batch_of(9, 9)
     cut["now"] = True
     assert [keys for keys, _ in trained_on(lookups, first, second)] == [[7, 8]]
@@ -55,11 +55,16 @@ def test_a_batch_that_is_cut_off_counts_once(thread):
     np.testing.assert_array_equal(rows[0], rows[1], err_msg="the shared row, for both")
 
 
-def test_a_batch_of_another_size_counts(thread):
-    """After the batch size was changed what comes first is not what was looked up."""
-    lookups, table, cut = thread
+@given(
+    before=st.lists(st.integers(1, 9), max_size=12), held=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    after=st.lists(st.integers(1, 9), max_size=12), size=st.integers(1, 14),
+)  # fmt: skip
+def test_rows_that_were_looked_up_ahead_count_once_in_batches_of_any_size(before, held, after, size):
+    """A pause cuts off the batch ``held``; when training goes on its rows come again, in batches of another size."""
+    lookups, table, cut = a_thread(DynamicOptions(keys=50, admit_after=1_000))
     cut["now"] = True
-    trained_on(lookups, batch_of(1, 2))
+    trained_on(lookups, *[batch_of(*keys) for keys in (before, held) if keys])
     cut["now"] = False
-    trained_on(lookups, batch_of(1, 2, 4))
-    assert dict(table.candidates().tolist()) == {1: 2, 2: 2, 4: 1}
+    rest = [*held, *after]
+    trained_on(lookups, *[batch_of(*rest[k : k + size]) for k in range(0, len(rest), size)])
+    assert dict(table.candidates().tolist()) == Counter([*before, *held, *after])
