@@ -13,7 +13,6 @@ from data_prep.files import file_checksum
 from data_prep.options import PrepareOptions
 from data_prep.passes import compare_views, run
 from data_prep.preparation import Preparation, RawSource
-from data_prep.progress import say
 from data_prep.ranks import Ranks
 from data_prep.raw.sources import open_sources
 from data_prep.splits import parse_fractions
@@ -73,8 +72,6 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
     form = ranks.together(lambda: _format(schema, sources, options))
     given = options.vocabulary
     checksum = ranks.first(lambda: _vocabulary(given, schema)) if given is not None else None
-    if schema.group and schema.categorical[schema.group].hash == KEYS:
-        say(ranks, f"note: group {schema.group!r} has keys, and metrics by group need ids: there will be none")
     rule = schema.split
     kind = options.split or (rule.by if rule.by != "rows" else ",".join(map(str, rule.shares)))
     labelled = schema.label is not None

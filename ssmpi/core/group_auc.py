@@ -11,7 +11,7 @@ import numpy as np
 
 from ssmpi.compiled.jit import njit
 
-SCORE = np.dtype([("group", "<i4"), ("logit", "<f4"), ("label", "u1")])  # of a row
+SCORE = np.dtype([("group", "<i8"), ("logit", "<f4"), ("label", "u1")])  # of a row
 
 
 def group_auc_sums(scores: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssmpi.core.errors import DataError
 
@@ -45,6 +45,13 @@ class ListOptions:
         return self.longest if self.mean_length is None else self.mean_length
 
 
+class GroupColumn(NamedTuple):
+    """Where a batch has the groups of its rows: a column of ids, as ``Batch.column`` has it, or of keys."""
+
+    number: int
+    keyed: bool
+
+
 @dataclass(frozen=True)
 class Features:
     """Column names in order: each ``dense`` feature is a float, each ``sparse`` feature an id in a table of its own, or
@@ -81,6 +88,14 @@ class Features:
     def key_columns(self) -> tuple[int, ...]:
         """Which of the sparse features are keyed, by number."""
         return tuple(self.sparse.index(name) for name in self.keyed)
+
+    def group_column(self, name: str | None) -> GroupColumn | None:
+        """That of a feature by name; None if it is none, or has a list in each row."""
+        if name in self.keyed:
+            return GroupColumn(self.keyed.index(name), keyed=True)
+        if name not in self.one_id:
+            return None
+        return GroupColumn(self.sparse.index(name) if self.lists else self.one_id.index(name), keyed=False)
 
     @property
     def list_names(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ import h5py
 
 from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.data import hdf5_file
-from ssmpi.data.features import CRITEO, Features
+from ssmpi.data.features import CRITEO, Features, GroupColumn
 from ssmpi.data.shard_columns import Columns, kinds
 from ssmpi.data.shard_frame import frame_checksum
 from ssmpi.files import atomic_file
@@ -132,14 +132,9 @@ class Manifest:
         return body
 
     @property
-    def group(self) -> int | None:
-        """The column of ids, as ``Batch.column`` has it, of the feature that the schema named as its group, which
-        metrics by group are of; None without one, or if it has no id of its own in each row.
-        """
-        name, features = self.provenance.get("arguments", {}).get("schema.group"), self.features
-        if name not in features.one_id:
-            return None
-        return features.sparse.index(name) if features.lists else features.one_id.index(name)
+    def group(self) -> GroupColumn | None:
+        """The column of the feature that the schema named as its group, which metrics by group are of; None without."""
+        return self.features.group_column(self.provenance.get("arguments", {}).get("schema.group"))
 
     def has_rows(self, name: str) -> bool:
         """Whether there is such a split with anything in it."""

@@ -10,29 +10,31 @@ import numpy as np
 from ssmpi.comm.to_owners import to_owners
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.group_auc import SCORE, group_auc_sums
-from ssmpi.data.schema import RARE_ID
+from ssmpi.data.schema import MISSING_KEY, RARE_ID
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
     from ssmpi.data.batch import Batch
+    from ssmpi.data.features import GroupColumn
 
 WHOM = "the other trainers (to evaluate)"
 
 
 class GroupScores:
-    """What one thread has scored, of rows whose group has an id of its own in the sparse ``feature``: rows without a
-    group share an id, and rare groups share one, and neither is a group.
+    """What one thread has scored, of rows whose group has a key, or an id of its own, in a ``column``: rows without a
+    group share an id or key, and rare groups share an id, and neither is a group.
     """
 
-    def __init__(self, feature: int | None) -> None:
-        self.feature, self._parts = feature, [np.empty(0, SCORE)]
+    def __init__(self, column: GroupColumn | None) -> None:
+        self.column, self._parts = column, [np.empty(0, SCORE)]
 
     def add(self, batch: Batch, logits: np.ndarray) -> None:
         """Keep the scores of a batch, logits float32 (batch,); nothing if the data has no groups."""
-        if self.feature is None:
+        if self.column is None:
             return
-        groups = batch.column(self.feature)
-        known = groups > RARE_ID
+        number, keyed = self.column
+        groups = batch.keys[:, number] if keyed else batch.column(number)
+        known = groups != MISSING_KEY if keyed else groups > RARE_ID
         part = np.empty(np.count_nonzero(known), SCORE)
         part["group"], part["logit"], part["label"] = groups[known], logits[known], batch.labels[known]
         self._parts.append(part)
@@ -47,7 +49,7 @@ def gauc(threads: Sequence[GroupScores], rows: float, trainers: Conversation, wa
     """GAUC of what all trainers have scored, and the share of the ``rows`` that it is over; nothing if the data has no
     groups. Every trainer calls it with what its ``threads`` have, and gets the same.
     """
-    if threads[0].feature is None:
+    if threads[0].column is None:
         return {}
     scores = np.concatenate([thread.rows for thread in threads])
     owners = scores["group"] % trainers.size

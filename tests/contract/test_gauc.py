@@ -1,25 +1,27 @@
 """GAUC of a run: the scores of a group's rows meet, whatever trainers and threads have scored them."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from datasets import FEW, FEW_CARDINALITIES, make_dataset, name_group
+from datasets import FEW, FEW_CARDINALITIES, make_dataset, make_keyed, name_group
 from ranks import over_threads
 from runs import train_over_threads
 
 from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core.topology import Topology
 from ssmpi.data.batch import Batch
+from ssmpi.data.features import GroupColumn
 from ssmpi.data.reader import SplitReader
 from ssmpi.roles.group_scores import GroupScores, gauc
 from ssmpi.tools import score
 
 
-def by_user(users, scores, labels):
-    """GAUC and the share of the rows that it is over; users 0 and 1 are none."""
+def by_user(users, scores, labels, nobody=(0, 1)):
+    """GAUC and the share of the rows that it is over; users ``nobody`` are none."""
     weighted, rows = 0.0, 0
-    for user in sorted(set(users) - {0, 1}):
+    for user in sorted(set(users) - set(nobody)):
         own, clicked = scores[users == user], labels[users == user] == 1
         if 0 < clicked.sum() < len(own):
             difference = own[clicked][:, None] - own[~clicked][None, :]
@@ -28,15 +30,17 @@ def by_user(users, scores, labels):
     return weighted / rows, rows / len(users)
 
 
-def score_a_share(world, ids, logits, labels):
+def score_a_share(world, ids, logits, labels, *, keyed=False):
     """A body: each trainer has every third batch of 100 rows, on two threads."""
     if world.role != "trainer":
         return None
-    threads = [GroupScores(1), GroupScores(1)]
+    threads = [GroupScores(GroupColumn(1, keyed)), GroupScores(GroupColumn(1, keyed))]
     for number, first in enumerate(range(0, len(ids), 100)):
         rows = slice(first, first + 100)
         if number % 3 == world.index:
-            threads[number % 2].add(Batch(ids[rows], np.empty((100, 0), np.float32), labels[rows]), logits[rows])
+            dense, none = np.empty((100, 0), np.float32), np.empty((100, 0), np.int32)
+            batch = Batch(none, dense, labels[rows], ids[rows]) if keyed else Batch(ids[rows], dense, labels[rows])
+            threads[number % 2].add(batch, logits[rows])
     return gauc(threads, len(ids), world.trainers, WaitOptions())
 
 
@@ -52,6 +56,20 @@ def test_trainers_agree_on_what_all_of_them_have_scored():
     np.testing.assert_allclose((found[0]["gauc"], found[0]["gauc_share"]), expected, rtol=1e-12)
 
 
+def test_keys_are_groups_by_all_their_bits():
+    """Keys in pairs with the same low 32 bits, half of all negative; 0 is no key, and 1 is one."""
+    draw = np.random.default_rng(4)
+    users = np.concatenate([[0, 1], draw.integers(-(2**63), 2**63, 10)])
+    users = np.concatenate([users, users[2:] ^ (1 << 40)])
+    keys = users[draw.integers(0, len(users), (2_000, 3))]
+    logits = draw.normal(size=2_000).round(1).astype(np.float32)
+    labels = (draw.random(2_000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    found = over_threads(Topology(3), partial(score_a_share, keyed=True), keys, logits, labels)[:3]
+    assert found == [found[0]] * 3
+    expected = by_user(keys[:, 1], logits, labels, nobody=(0,))
+    np.testing.assert_allclose((found[0]["gauc"], found[0]["gauc_share"]), expected, rtol=1e-12)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Five features; users are groups."""
@@ -59,13 +77,27 @@ def data(tmp_path_factory):
     return name_group(make_dataset(folder, 6_000, shard=200, **few), "user")
 
 
-def test_a_run_reports_it_and_evaluate_prints_it(data, tmp_path, alone, capsys):
-    run = train_over_threads(tmp_path, data, "topology.trainers=2", "topology.threads=2", "sync.algorithm=ma")
-    reader = SplitReader(data, "test", 65536)
+def users_and_labels(data, split):
+    """Both of all rows of a split, in its order."""
+    reader = SplitReader(data, split, 65536)
     blocks = [reader.read(block) for block in reader.blocks]
-    users, labels = (np.concatenate(parts) for parts in zip(*((b.ids[:, 0], b.labels) for b in blocks), strict=True))
+    return (np.concatenate(parts) for parts in zip(*((b.ids[:, 0], b.labels) for b in blocks), strict=True))
+
+
+@pytest.mark.parametrize("keyed", [(), ("user", "item")], ids=["ids", "keys"])
+def test_a_run_reports_it_and_evaluate_prints_it(data, keyed, tmp_path, alone, capsys):
+    """Users 0 and 1 are none where ids are groups, and only 0 is where keys are."""
+    users, labels = users_and_labels(data, "test")
+    settings, nobody = (), (0, 1)
+    if keyed:
+        nobody = (0,)
+        data = name_group(make_keyed(tmp_path / "keyed", data, keyed), "user")
+        settings = ("embedding.table=dynamic", "embedding.dynamic.keys=500")
+    run = train_over_threads(
+        tmp_path, data, "topology.trainers=2", "topology.threads=2", "sync.algorithm=ma", *settings
+    )
     assert score.predict(run.folder, score.ScoringInput(data, "test", None), tmp_path / "scores") == 0
-    expected, share = by_user(users, np.loadtxt(tmp_path / "scores"), labels)
+    expected, share = by_user(users, np.loadtxt(tmp_path / "scores"), labels, nobody)
     assert (run.quality()["gauc"], run.quality()["gauc_share"]) == pytest.approx((expected, share), abs=1e-6)
     assert 0.3 < share < 1
     capsys.readouterr()
@@ -85,9 +117,7 @@ def test_rows_scored_ahead_are_grouped_within_their_part(data, tmp_path, alone):
         "evaluate.progressive=true", "evaluate.per_pass=3", "evaluate.split=none", "evaluate.final=none",
     )  # fmt: skip
     assert score.predict(run.folder, score.ScoringInput(data, "train", None), tmp_path / "scores") == 0
-    reader, scores = SplitReader(data, "train", 65536), np.loadtxt(tmp_path / "scores")
-    blocks = [reader.read(block) for block in reader.blocks]
-    users, labels = (np.concatenate(parts) for parts in zip(*((b.ids[:, 0], b.labels) for b in blocks), strict=True))
+    scores, (users, labels) = np.loadtxt(tmp_path / "scores"), users_and_labels(data, "train")
     lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     windows = [line for line in lines if line["kind"] == "evaluation" and line["split"] == "progressive"]
     assert len(windows) == 3

@@ -184,9 +184,10 @@ def test_a_bad_row_of_a_keyed_integer_is_named(tmp_path, capsys):
     assert not (tmp_path / "out").exists(), "nothing is left behind"
 
 
-def test_a_group_of_keys_is_noted(tmp_path, capsys):
+def test_a_group_of_keys_is_known(tmp_path):
     assert prepare(tmp_path, write_csv(tmp_path / "a.csv"), ONCE + BY_TIME, "--hash") == 0
-    assert "note: group 'user' has keys, and metrics by group need ids" in capsys.readouterr().out
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.group == (manifest.features.keyed.index("user"), True)
 
 
 def test_a_guess_with_hash_gives_keys(tmp_path, capsys):
