@@ -157,7 +157,7 @@ def given_inputs(arguments: argparse.Namespace) -> dict[str, float]:
 
 def predicted(config: Config, arguments: argparse.Namespace) -> str:
     """What ``--predict`` adds to a plan."""
-    from ssmpi.tools import forecast
+    from ssmpi.tools import forecast_text
     from ssmpi.tools.forecast import LinkSpeeds
 
     if arguments.step_ms is None or arguments.link_mb is None:
@@ -169,7 +169,7 @@ def predicted(config: Config, arguments: argparse.Namespace) -> str:
     group = config.topology.group
     grouped = ",".join(str(group * replicas) for replicas in (1, 4, 32, 128))
     trainers = listed("--trainers", arguments.trainers or (TRAINERS if group == 1 else grouped))
-    return forecast.describe(config, arguments.step_ms / 1e3, links, trainers)
+    return forecast_text.describe(config, arguments.step_ms / 1e3, links, trainers)
 
 
 def doctor(arguments: argparse.Namespace) -> int:

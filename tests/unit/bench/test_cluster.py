@@ -32,7 +32,7 @@ from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, SYNC_PS, elastic_mirrors, mean_mirrors
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pace import Pace
-from ssmpi.tools import forecast
+from ssmpi.tools import forecast, forecast_text
 from ssmpi.tools.distinct_rows import distinct_rows, sent_bytes
 from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
@@ -314,7 +314,7 @@ def test_a_group_is_predicted_by_its_parts(tmp_path, small_data):
     assert found.rounds.bytes == 4 * dense_parameters(config)
     parameters = 4 * config.network.parameters
     assert found.of(4).eps == pytest.approx(4 * 32 / (0.02 + parameters / 10e6))
-    text = forecast.describe(config, 0.02, LinkSpeeds(trainer=10e6), [2, 8])
+    text = forecast_text.describe(config, 0.02, LinkSpeeds(trainer=10e6), [2, 8])
     assert "by the cycle of its 2 lanes: 100% of a step, 0.22 MB to wait for" in text
     first = read(tmp_path, small_data, "topology.trainers=4", "topology.group=2", "hierarchy.homes=first")
     assert forecast.forecast(first, 0.02, LinkSpeeds()).of(4).eps == pytest.approx(2 * 32 / 0.02)
@@ -329,7 +329,7 @@ SYNCHRONOUS = ("sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every
 
 def test_the_prediction_shows_its_sums_and_what_is_full_first(tmp_path, small_data):
     config = read(tmp_path, small_data, *Scenario("easgd", 5, 1).overrides(8))
-    text = forecast.describe(config, 0.02, LinkSpeeds(10e6, 10e6, 10e6), [1, 8, 256])
+    text = forecast_text.describe(config, 0.02, LinkSpeeds(10e6, 10e6, 10e6), [1, 8, 256])
     assert f"{4 * dense_parameters(config) / 1e6:.3g} MB a round" in text
     assert "first to be full: sync PS link" in text
     assert [line.split()[0] for line in text.splitlines()[-3:]] == ["1", "8", "256"]
@@ -351,14 +351,14 @@ def test_the_prediction_shows_its_sums_and_what_is_full_first(tmp_path, small_da
 def test_the_prediction_says_once_what_is_full_first_in_the_background(embedding, first, eps):
     """A full sync PS link costs gap there; the table below speaks of what limits EPS."""
     found = Forecast(COMPUTE, LinkSpeeds(10e6, embedding), Rounds(SYNC_PS, 100_000), iteration_bytes=25_000)
-    full, background = forecast.first_full(found)
+    full, background = forecast_text.first_full(found)
     assert full.strip() == f"first to be full: {first}"
     assert "costs gap, not EPS" in background
     assert eps in background
 
 
 def test_links_that_carry_anything_are_never_full():
-    (line,) = forecast.first_full(Forecast(COMPUTE, LinkSpeeds(), Rounds(SYNC_PS, 100_000)))
+    (line,) = forecast_text.first_full(Forecast(COMPUTE, LinkSpeeds(), Rounds(SYNC_PS, 100_000)))
     assert "none of the links" in line
 
 
@@ -549,8 +549,8 @@ def test_a_codec_shortens_rounds_by_what_both_directions_share(algorithm, traine
     assert coded.dense == dense
     if algorithm == "async_ps":
         assert coded.round_capacity == dense.round_capacity
-        assert "a round is 2.0 times as fast" in "\n".join(forecast.arithmetic(coded))
-    assert "codec" not in "\n".join(forecast.arithmetic(dense))
+        assert "a round is 2.0 times as fast" in "\n".join(forecast_text.arithmetic(coded))
+    assert "codec" not in "\n".join(forecast_text.arithmetic(dense))
 
 
 @pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if not kind.no_codec])
