@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ssmpi.bench.harness.emulation import Computing, EmulatedTrainer, WaitingModel, pseudo_gradients
+from ssmpi.bench.harness.emulation import Computing, EmulatedTrainer, PseudoGradients, WaitingModel
 from ssmpi.comm.mailbox import DONE, is_full, post, take
 from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.model.executor import PIECE
@@ -136,7 +136,7 @@ class WaitingHelper:
 
     def __init__(self, model: HelperModel, walk: Walk, trainer: int) -> None:
         self.arrays, self._model, self._walk = model.arrays, model, walk
-        self._gradients = pseudo_gradients(self.arrays[1].size, trainer)
+        self._gradients = PseudoGradients(self.arrays[1].size, trainer)
 
     def steps(self) -> Iterator[float]:
         """As ``HelperModel``."""
@@ -144,6 +144,6 @@ class WaitingHelper:
         self._model.send_weights()
         while (examples := self._walk.awaited([begin], self._model.await_batch)) != CLOSE:
             self._walk.step(examples)
-            self.arrays[1][:] = self._gradients
+            self.arrays[1][:] = self._gradients.next()
             yield self._walk.awaited([begin + 1], self._model.take_gradients)
             self._model.send_weights()

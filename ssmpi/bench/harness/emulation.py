@@ -125,29 +125,39 @@ class Computing:
 
 
 class WaitingModel:
-    """A model that waits instead of computing: ``step(examples)``. Its small pseudo-gradients are constant and differ
-    between trainers. ``inner`` is what it stands for, with all its ``gradients``, float32 (parameters,).
+    """A model that waits instead of computing: ``step(examples)``. ``inner`` is what it stands for, with all its
+    ``gradients``, float32 (parameters,), which are pseudo-gradients here.
     """
 
     def __init__(self, inner: WorkerModel, gradients: np.ndarray, step: Callable[[int], None], trainer: int) -> None:
         self.inner, self.arrays, self._gradients, self._step = inner, inner.arrays, gradients, step
-        self._dense = pseudo_gradients(gradients.size, trainer)
+        self._dense = PseudoGradients(gradients.size, trainer)
         self._rows = np.empty((0, 0, 0), np.float32)
 
     def forward_backward(
         self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Wait, then return logits of 0 (batch,) and constant gradients (batch, features, dim)."""
+        """Wait, then return logits of 0 (batch,) and constant gradients of rows (batch, features, dim)."""
         if self._rows.shape != rows.shape:
             self._rows = np.full(rows.shape, SIZE, np.float32)
-        self._gradients[:] = self._dense
+        self._gradients[:] = self._dense.next()
         self._step(len(rows))
         return np.zeros(len(rows), np.float32), self._rows
 
 
-def pseudo_gradients(size: int, trainer: int) -> np.ndarray:
-    """What a trainer steps by, float32 (size,)."""
-    return np.random.default_rng(trainer).normal(scale=SIZE, size=size).astype(np.float32)
+class PseudoGradients:
+    """What a trainer steps by: small normal numbers, others in each step, or what a codec holds back would grow in one
+    direction and soon pass its threshold. They are parts of one array, which costs next to nothing.
+    """
+
+    def __init__(self, size: int, trainer: int) -> None:
+        self._size, self._random = size, np.random.default_rng(trainer)
+        self._numbers = self._random.normal(scale=SIZE, size=2 * size).astype(np.float32)
+
+    def next(self) -> np.ndarray:
+        """Those of the next step, float32 (size,)."""
+        start = int(self._random.integers(self._size + 1))
+        return self._numbers[start : start + self._size]
 
 
 class Bucket:
