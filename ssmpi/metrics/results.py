@@ -42,10 +42,13 @@ class Scored(NamedTuple):
 
 
 class EarlierResults(NamedTuple):
-    """What the job that this one continues had logged and evaluated."""
+    """What the job that this one continues had logged and evaluated, and what the dynamic table of each feature held at
+    its last pause.
+    """
 
     logbook: EarlierLog
     evaluations: dict[str, dict[str, Any]]
+    keys: dict[str, dict[str, int]]
 
 
 class RunResults:
@@ -61,9 +64,8 @@ class RunResults:
         self.folder, self._expected = folder, expected
         self.recovery = recovery or RecoveryState(folder)
         self._behind = WriteBehind(RECOVERIES)
-        logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
+        logbook, self.evaluations, self.keys = earlier or (None, {}, {})
         self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
-        self.keys: dict[str, dict[str, int]] = {}
         if options.tensorboard:
             self.logbook.writer = event_writer(folder, int(self.logbook.totals()["examples"]))
 

@@ -18,6 +18,7 @@ from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import Deal, TrainedRows
+from ssmpi.embedding.table import KEYS
 from ssmpi.files.log import during, log
 from ssmpi.metrics.metric_logger import EarlierLog
 from ssmpi.metrics.results import EarlierResults, RunResults
@@ -213,5 +214,7 @@ def results(config: Config, rows: int, saved: Saved | None, recovery: RecoverySt
     """The first trainer's results, for a run over ``rows`` rows."""
     earlier = None
     if saved:
-        earlier = EarlierResults(EarlierLog(saved.state["logbook"], saved.scored()), saved.state["evaluations"])
+        state = saved.state
+        logbook = EarlierLog(state["logbook"], saved.scored())
+        earlier = EarlierResults(logbook, state["evaluations"], state.get(KEYS, {}))
     return RunResults(recovery.run, config.run, config.topology, rows * config.data.passes, earlier, recovery)

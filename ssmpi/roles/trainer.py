@@ -24,6 +24,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
+from ssmpi.embedding.table import KEYS
 from ssmpi.files.log import during
 from ssmpi.host import cpu_usage
 from ssmpi.host.clock import Clock
@@ -278,6 +279,7 @@ class Trainer:
         return {
             "logbook": self._results.logbook.numbers(),
             "evaluations": self._results.evaluations,
+            KEYS: self._results.keys,
             SELECTION: asdict(self._selection.state),
             "checked": sorted(self._control.checked),
         }

@@ -3,6 +3,7 @@ shared memory and by messages, over kills and resumes.
 """
 
 import json
+import re
 
 import h5py
 import numpy as np
@@ -30,6 +31,7 @@ SIZES = (400, 400, 20, 9, 50)
 ROWS = 2_000
 STEPS = ("data.batch_size=50", "embedding.prefetch=false", "data.passes=2", "evaluate.per_pass=2")
 DYNAMIC = ("embedding.table=dynamic", "embedding.dynamic.keys=400")
+FULL = ("embedding.table=dynamic", "embedding.dynamic.keys=40", "topology.embedding_ps=1")
 
 
 @pytest.fixture(scope="module")
@@ -174,14 +176,35 @@ def test_a_feature_has_settings_of_its_own(tmp_path, data):
 
 
 def test_a_full_table_refuses_evicts_and_says_so(tmp_path, data, caplog):
-    settings = ("embedding.table=dynamic", "embedding.dynamic.keys=40", "topology.embedding_ps=1")
-    run = train_over_threads(tmp_path, data[1], *STEPS, *settings)
+    run = train_over_threads(tmp_path, data[1], *STEPS, *FULL)
     for counts in run.result["keys"].values():
         assert counts["refused"] > 0
         assert counts["evicted"] > 0
         assert counts["keys"] <= 40
     assert "the table of user was full" in caplog.text
     check_told(run)
+
+
+def refusals_told(caplog):
+    """How many refused lookups of users the warnings so far speak of."""
+    told = re.findall(r"table of user was full: ([\d,]+) times", caplog.text)
+    return sum(int(times.replace(",", "")) for times in told)
+
+
+def test_a_resumed_run_tells_only_new_refusals(tmp_path, data, caplog):
+    train_over_threads(tmp_path, data[1], *STEPS, *FULL, "checkpoint.every_examples=2500")
+    before = read_manifest(Store(tmp_path / "run").committed()[-1]).state["keys"]["user"]["refused"]
+    caplog.clear()
+    run = train_over_threads(tmp_path, data[1], *STEPS, *FULL, resume=True)
+    assert 0 < before < run.result["keys"]["user"]["refused"] == before + refusals_told(caplog)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_killed_run_tells_each_refusal_once(tmp_path, data, caplog, monkeypatch):
+    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)  # pretended ranks share a process
+    kills = [Kill(Progress, "record", 31), Kill(Progress, "record", 31)]
+    run = train_with_kills(tmp_path, data[1], kills, *STEPS, *FULL)
+    assert 0 < run.result["keys"]["user"]["refused"] == refusals_told(caplog)
 
 
 def check_told(run):

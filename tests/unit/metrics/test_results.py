@@ -40,7 +40,7 @@ def test_a_run_whose_evaluations_have_no_ne_resumes_and_is_whole(results, tmp_pa
     results.evaluated("validation", Scored(np.zeros(1), unknown, 0.0))
     saved = json.loads(json.dumps(plain(results.evaluations)))
     assert saved["validation"]["best"]["ne"] is None
-    earlier = EarlierResults(EarlierLog({}, []), saved)
+    earlier = EarlierResults(EarlierLog({}, []), saved, {})
     resumed = RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=10, earlier=earlier)
     resumed.evaluated("validation", Scored(np.zeros(1), unknown, 0.0))
     assert resumed.evaluations["validation"]["best"]["ne"] is None
@@ -72,7 +72,7 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     first.logbook.gathered(0, report_of(2 * one))
     numbers, _ = first.logbook.state()
     assert numbers["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size  # not what has travelled
-    earlier = EarlierResults(EarlierLog(json.loads(json.dumps(numbers)), []), {})
+    earlier = EarlierResults(EarlierLog(json.loads(json.dumps(numbers)), []), {}, {})
     second = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1, earlier=earlier)
     second.logbook.gathered(1, report_of(one))
     second.finish(stopped=True)
