@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from ssmpi.compiled.jit import njit
 
-FLOATS = 16  # of a line
+LINE, FLOATS = 64, 16  # bytes and floats of a line
 ROWS_AHEAD = 12  # between the row being processed and the one being prefetched
 
 
@@ -41,6 +41,14 @@ def ask(typing: Any, address: Any) -> Any:  # numba's interface has no types
 def ask_to_write(typing: Any, address: Any) -> Any:
     """Prefetch for writing."""
     return types.void(types.uint64), _asking(1)
+
+
+@njit(cache=True, nogil=True)
+def ask_for_bytes(address: int, size: int) -> None:
+    """Prefetch ``size`` bytes."""
+    for place in range(address, address + size, LINE):
+        ask(np.uint64(place))  # type: ignore[call-arg]  # numba gives the first
+    ask(np.uint64(address + size - 1))  # type: ignore[call-arg]  # they may begin within a line
 
 
 @njit(cache=True, nogil=True)

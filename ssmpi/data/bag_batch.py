@@ -7,6 +7,7 @@ from io import FileIO
 
 import numpy as np
 
+from ssmpi.compiled.cache_lines import ask_for_bytes
 from ssmpi.compiled.jit import njit
 from ssmpi.core.bags import Bags, IdRoom
 from ssmpi.data import columns
@@ -14,6 +15,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.data.features import Features
 
 NO_LIST, SUM, MEAN = range(3)  # kinds of sparse features
+STARTS_AHEAD, ROWS_AHEAD = 8, 4  # rows between the one being taken and the one being prefetched
 
 
 @dataclass
@@ -153,13 +155,16 @@ def _take_bags(
 ) -> int:  # fmt: skip
     """One compiled call, as in ``batch``; how many ids there are. If they have no room, nothing else was done.
 
-    block, out: starts, ids, weights, dense, labels. The bags of a row lie together.
+    block, out: starts, ids, weights, dense, labels. The bags of a row lie together. Rows are prefetched: in random
+    order a row of 200 ids is 18 lines that nobody else expects.
     """
     starts, ids, weights, dense, labels = block
     out_starts, out_ids, out_weights, out_dense, out_labels = out
-    total = 0
+    rows, total = out_labels.shape[0], 0
     out_starts[0] = 0
-    for k in range(out_labels.shape[0]):
+    for k in range(rows):
+        if k + STARTS_AHEAD < rows:
+            ask_for_bytes(starts.ctypes.data + 8 * order[start + k + STARTS_AHEAD] * features, 8 * (features + 1))
         first = order[start + k] * features
         moved = total - starts[first]
         for f in range(features):
@@ -167,7 +172,14 @@ def _take_bags(
         total += starts[first + features] - starts[first]
     if total > out_ids.size:
         return total
-    for k in range(out_labels.shape[0]):
+    for k in range(rows):
+        if k + ROWS_AHEAD < rows:
+            row = order[start + k + ROWS_AHEAD]
+            at, end = starts[row * features], starts[(row + 1) * features]
+            ask_for_bytes(ids.ctypes.data + 4 * at, 4 * (end - at))
+            if weights.size:
+                ask_for_bytes(weights.ctypes.data + 4 * at, 4 * (end - at))
+            ask_for_bytes(dense.ctypes.data + 4 * row * dense.shape[1], 4 * dense.shape[1])
         row = order[start + k]
         at, place = starts[row * features], out_starts[k * features]
         count = out_starts[(k + 1) * features] - place

@@ -7,6 +7,7 @@ from typing import Any
 
 from ssmpi.bench.throughput.contenders import SSMPI, Contender
 from ssmpi.bench.throughput.groups import Beside
+from ssmpi.bench.throughput.reading import Reading
 from ssmpi.bench.throughput.turns import AS_SHIPPED, WORTH, Frontier, FrontierPoint, Ratio, cost_of_a_round
 
 
@@ -214,6 +215,15 @@ def memory(found: Mapping[str, Any]) -> str:
     )
 
 
+def reader(found: Mapping[str, Reading]) -> str:
+    """What a worker thread reads."""
+    lines = [
+        f"  {name}: {each['rows']:,.0f} rows, {each['bytes'] / 1e9:.2f} GB; {each['row_bytes']:,.0f} bytes a row"
+        for name, each in found.items()
+    ]
+    return "\n".join(["a worker's reading, shuffled and cut into batches, per core-second", *lines])
+
+
 def mega(values: Iterable[float]) -> list[str]:
     """Bytes in MB."""
     return [f"{value / 1e6:,.0f}" for value in values]
@@ -221,5 +231,6 @@ def mega(values: Iterable[float]) -> list[str]:
 
 SECTIONS = {
     "stages": stages, "bare": bare, "half": half, "networks": networks, "threads": threads, "priority": priority,
-    "shadow": shadow, "gil": gil, "memory": memory, "group plans": groups, "group ways": groups, "group lock": gil,
+    "shadow": shadow, "gil": gil, "memory": memory, "reader": reader, "group plans": groups, "group ways": groups,
+    "group lock": gil,
 }  # fmt: skip

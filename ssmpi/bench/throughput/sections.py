@@ -1,4 +1,4 @@
-"""Measurements besides the contenders: time by stage, variants in turns, the GIL, memory."""
+"""Measurements besides the contenders: time by stage, variants in turns, the GIL, memory, the reader."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ssmpi.bench.harness.windows import Timing, median
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.bench.throughput.groups import lock, plans, ways
 from ssmpi.bench.throughput.lock import gil_share
+from ssmpi.bench.throughput.reading import reading
 from ssmpi.bench.throughput.turns import Harness, Ratio, frontiers, in_turns
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
@@ -142,9 +143,10 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "shadow": frontiers,
     "gil": gil_share,
     "memory": memory,
+    "reader": reading,
     "group plans": plans,
     "group ways": ways,
     "group lock": lock,
 }
 # "half", "networks", "threads" and "priority" work as "bare" does, the others need a minute each
-NOT_SHORT = ("half", "networks", "threads", "priority", "memory", "group plans", "group ways", "group lock")
+NOT_SHORT = ("half", "networks", "threads", "priority", "memory", "reader", "group plans", "group ways", "group lock")
