@@ -2,7 +2,8 @@
 models.
 
 A trained model is useful only if it clearly beats these on the same rows. The regression sees every feature (ids
-one-hot, integers standardised) and all training rows; its settings are chosen by log-loss on the validation split.
+one-hot, those of a list added up by its pooling, integers standardised) and all training rows; its settings are chosen
+by log-loss on the validation split.
 """
 
 from __future__ import annotations
@@ -12,33 +13,25 @@ import importlib
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_prep.check.design_matrix import DesignMatrix, DesignRows
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data import columns
-from ssmpi.data.schema import Manifest, open_shard, read_manifest
+from ssmpi.data.schema import read_manifest
 from ssmpi.files import atomic_file
 
 SAMPLE_ROWS = 200_000  # for choosing the settings
-WHOLE_ROWS = 3_000_000  # up to here all training rows are kept in memory (about 320 bytes each) and solved exactly
+WHOLE_VALUES = 120_000_000  # up to here all training rows are kept in memory, 8 bytes a value, and solved exactly
 FIRST_STRENGTH, STRENGTH_STEP = 0.03, 3.0
 TOLERANCE = 1e-4  # of the gradient; without dense features 1e-3 is reached where the solver starts
 PENALTIES = (1e-6, 1e-5, 1e-4)
 STEP_SIZES = (0.001, 0.003, 0.01, 0.03)
 MOST_PASSES = 5
 METRICS = {"log_loss": "log-loss", "ne": "NE", "auc": "AUC", "accuracy": "accuracy"}
-
-
-class PreparedRows(NamedTuple):
-    """ids int32 (rows, sparse), dense float32 (rows, dense), label uint8 (rows,)."""
-
-    ids: np.ndarray
-    dense: np.ndarray
-    label: np.ndarray
 
 
 class FittedModel(NamedTuple):
@@ -67,10 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def baseline(folder: Path, split: str = "test", whole_rows: int = WHOLE_ROWS) -> dict[str, Any]:
+def baseline(folder: Path, split: str = "test", whole_values: int = WHOLE_VALUES) -> dict[str, Any]:
     """Fit on ``train``, choose on ``validation``, score on ``split``; the scores as a dictionary for JSON.
 
-    Beyond ``whole_rows`` training rows the regression is fitted by stochastic gradient descent, shard by shard.
+    Training rows with more than ``whole_values`` ids and numbers are fitted by stochastic gradient descent, shard by
+    shard.
     Raises DataError when the set is unlabelled or lacks a split, UserError when scikit-learn is not installed.
     """
     _scikit("linear_model")  # before any reading
@@ -83,11 +77,6 @@ def baseline(folder: Path, split: str = "test", whole_rows: int = WHOLE_ROWS) ->
             f"{folder}: {', '.join(manifest.features.keyed)} have 64-bit keys, of which the regression cannot have a "
             "weight each; prepare the same rows with a vocabulary for it"
         )
-    if lists := manifest.features.list_names:
-        raise DataError(
-            f"{folder}: {', '.join(lists)} have lists of ids, which this regression does not read; train "
-            'model.name = "logistic" on them: its weights of ids are pooled as vectors are'
-        )
     for name in ("train", "validation", split):
         if not manifest.split(name).rows:
             raise DataError(f"{folder}: split '{name}' has no rows; prepare more rows")
@@ -99,12 +88,12 @@ def baseline(folder: Path, split: str = "test", whole_rows: int = WHOLE_ROWS) ->
         for entry in manifest.split(name).shards:
             columns.check(folder, entry, manifest)
     data = DesignMatrix(folder, manifest)
-    fit = (_solve if train.rows <= whole_rows else _descend)(data)
+    fit = (_solve if data.values <= whole_values else _descend)(data)
     label, constant, regression = [], [], []
     for rows in data.shards(split):
         label.append(rows.label)
         constant.append(np.full(len(rows.label), rate))
-        regression.append(fit.model.predict_proba(data.matrix(rows))[:, 1])
+        regression.append(fit.model.predict_proba(rows.matrix)[:, 1])
     truth = np.concatenate(label)
     return {
         "format": "ssmpi-baseline",
@@ -145,63 +134,19 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-class DesignMatrix:
-    """A prepared set as input of the regression: sparse matrices (rows, sum of cardinalities + dense) and labels."""
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
-        features = len(manifest.features.dense)
-        total, squares, rows = np.zeros(features), np.zeros(features), 0
-        for part in self.shards("train"):
-            dense = part.dense.astype(np.float64)
-            total, squares, rows = total + dense.sum(axis=0), squares + (dense**2).sum(axis=0), rows + len(dense)
-        deviation = np.sqrt(np.maximum(squares / rows - (total / rows) ** 2, 0))
-        self.mean, self.deviation = total / rows, np.where(deviation > 0, deviation, 1.0)
-
-    def shards(self, split: str) -> Iterator[PreparedRows]:
-        """The rows of a split, shard by shard."""
-        for entry in self.manifest.split(split).shards:
-            if entry.rows:
-                with open_shard(self.folder, entry, self.manifest) as shard:
-                    yield PreparedRows(shard["ids"][:], shard["dense"][:], shard["label"][:])
-
-    def head(self, split: str, rows: int) -> PreparedRows:
-        """About ``rows`` rows of a split, the same share of every shard."""
-        share = min(1.0, rows / self.manifest.split(split).rows)
-        parts = [[c[: int(np.ceil(share * len(c)))] for c in shard] for shard in self.shards(split)]
-        return PreparedRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-    def matrix(self, rows: PreparedRows) -> Any:
-        """One-hot ids and standardised integers, float32 in compressed sparse row format."""
-        from scipy.sparse import csr_matrix
-
-        offset = np.concatenate([[0], np.cumsum(self.manifest.cardinalities)])
-        sparse, dense = rows.ids.shape[1], rows.dense.shape[1]
-        indices = np.empty((len(rows.ids), sparse + dense), np.int32)
-        indices[:, :sparse] = rows.ids + offset[:-1]
-        indices[:, sparse:] = offset[-1] + np.arange(dense)
-        values = np.ones(indices.shape, np.float32)
-        values[:, sparse:] = (rows.dense - self.mean) / self.deviation
-        ends = np.arange(0, indices.size + 1, sparse + dense, dtype=np.int32)
-        return csr_matrix((values.ravel(), indices.ravel(), ends), shape=(len(indices), offset[-1] + dense))
-
-
 def _solve(data: DesignMatrix) -> FittedModel:
     """Fit by L-BFGS; searches the regularisation strength from a middle value to the best on validation."""
     sample, held = data.head("train", SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
-    matrix, held_matrix = data.matrix(sample), data.matrix(held)
 
     def loss(step: int) -> float:
-        model = _regression(FIRST_STRENGTH * STRENGTH_STEP**step).fit(matrix, sample.label)
-        return _log_loss(model, held_matrix, held.label)
+        return _log_loss(_regression(FIRST_STRENGTH * STRENGTH_STEP**step).fit(*sample), held)
 
     tried = {step: loss(step) for step in (-1, 0, 1)}
     while (best := min(tried, key=lambda step: tried[step])) in (min(tried), max(tried)) and len(tried) < 8:
         step = best + (1 if best == max(tried) else -1)
         tried[step] = loss(step)
     strength = round(FIRST_STRENGTH * STRENGTH_STEP**best, 8)
-    whole = data.head("train", data.manifest.split("train").rows)
-    model = _regression(strength).fit(data.matrix(whole), whole.label)
+    model = _regression(strength).fit(*data.head("train", data.manifest.split("train").rows))
     return FittedModel(model, {"solver": "lbfgs", "C": strength, "iterations": int(model.n_iter_[0])})
 
 
@@ -212,10 +157,9 @@ def _regression(strength: float) -> Any:
 def _descend(data: DesignMatrix) -> FittedModel:
     """Fit by SGD, shard by shard: chooses penalty and step size on a sample, then trains while validation improves."""
     sample, held = data.head("train", 5 * SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
-    matrix, held_matrix = data.matrix(sample), data.matrix(held)
 
     def loss(setting: tuple[float, float]) -> float:
-        return _log_loss(_descent(*setting).partial_fit(matrix, sample.label, classes=[0, 1]), held_matrix, held.label)
+        return _log_loss(_descent(*setting).partial_fit(*sample, classes=[0, 1]), held)
 
     best = min(((penalty, size) for penalty in PENALTIES for size in STEP_SIZES), key=loss)
     model = _descent(*best)
@@ -223,8 +167,8 @@ def _descend(data: DesignMatrix) -> FittedModel:
     kept = None
     while len(losses) < MOST_PASSES:
         for rows in data.shards("train"):
-            model.partial_fit(data.matrix(rows), rows.label, classes=[0, 1])
-        losses.append(_log_loss(model, held_matrix, held.label))
+            model.partial_fit(*rows, classes=[0, 1])
+        losses.append(_log_loss(model, held))
         if losses[-1] > min(losses):
             break
         kept = (model.coef_.copy(), model.intercept_.copy())
@@ -241,8 +185,8 @@ def _descent(penalty: float, size: float) -> Any:
     )
 
 
-def _log_loss(model: Any, matrix: Any, label: np.ndarray) -> float:
-    return float(_scikit("metrics").log_loss(label, model.predict_proba(matrix)[:, 1], labels=[0, 1]))
+def _log_loss(model: Any, rows: DesignRows) -> float:
+    return float(_scikit("metrics").log_loss(rows.label, model.predict_proba(rows.matrix)[:, 1], labels=[0, 1]))
 
 
 def _scikit(part: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from datasets import FEW, FEW_CARDINALITIES, make_dataset
 from runs import train_over_threads, write_run_file
 
-from data_prep.check.baseline import DesignMatrix
+from data_prep.check.design_matrix import DesignMatrix
 from data_prep.check.inspect import describe_folder
 from data_prep.check.verify import _bad_values
 from data_prep.shards.provenance import manifest_checksum
@@ -146,14 +146,15 @@ def test_the_tools_of_preparation_take_them(few):
     """Without a vocabulary too: this set was not made of raw files."""
     said = describe_folder(few)
     assert re.search(r"price +- +\d", said)
-    counts = np.bincount(
-        np.concatenate([DesignMatrix(few, read_manifest(few)).head(s, 9_999).ids[:, 3] for s in SPLITS])
-    )
-    assert f"colour             9        -        -   {counts.argmax()} {counts.max() / counts.sum():.2%}, " in said
     data = DesignMatrix(few, read_manifest(few))
-    rows = data.head("train", 100)
-    matrix = data.matrix(rows).toarray()
-    assert matrix.shape == (len(rows.ids), sum(FEW_CARDINALITIES) + 3)
+    heads = [data.head(s, 9_999).matrix.toarray() for s in SPLITS]
+    begin, end = np.cumsum(FEW_CARDINALITIES)[2:4]
+    counts = sum(head[:, begin:end].sum(axis=0).astype(int) for head in heads)
+    assert f"colour             9        -        -   {counts.argmax()} {counts.max() / counts.sum():.2%}, " in said
+    reader = SplitReader(few, "train", 100)
+    rows = reader.read(reader.blocks[0])
+    matrix = data.head("train", 100).matrix.toarray()
+    assert matrix.shape == (100, sum(FEW_CARDINALITIES) + 3)
     (ones,) = np.nonzero(matrix[7, :-3])
     np.testing.assert_array_equal(ones, rows.ids[7] + np.cumsum([0, *FEW_CARDINALITIES[:-1]]))
     np.testing.assert_allclose(matrix[7, -3:], (rows.dense[7] - data.mean) / data.deviation, rtol=1e-6)
