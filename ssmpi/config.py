@@ -103,9 +103,9 @@ class Config:
 
     def _check_dynamic(self) -> None:
         require(
-            self.embedding.table == "static" or self.checkpoint.priority == "none",
-            f'checkpoint.priority = "{self.checkpoint.priority}" saves rows by number between checkpoints, and keys'
-            " come and go in those of dynamic tables: set it to 'none'; lost rows are then reloaded from a checkpoint",
+            self.embedding.table == "static" or self.checkpoint.priority != "scar",
+            'checkpoint.priority = "scar" keeps a copy of every row that a table has room for, and dynamic tables have'
+            " room for many more than they use: set it to 'mfu' or 'ssu'",
         )
 
     def _check_dense(self) -> None:
@@ -131,12 +131,7 @@ class Config:
     @property
     def saves_rows(self) -> bool:
         """Whether embedding PSs save rows periodically, for partial recovery."""
-        recovery = self.recovery
-        return (
-            recovery.may_be_partial
-            and not recovery.why_always_full(self.topology.embedding_ps)
-            and self.embedding.table == "static"
-        )
+        return self.recovery.may_be_partial and not self.recovery.why_always_full(self.topology.embedding_ps)
 
     @property
     def tracking(self) -> Tracking:

@@ -66,17 +66,12 @@ def say(config: Config, checkpoint: Path | None) -> None:
     if why := config.recovery.why_always_full(config.topology.embedding_ps):
         log.info(f"if the memory of an embedding PS is lost, recovery is full: {why}")
         return
-    upto = f"recovery is partial up to a PLS of {config.recovery.target_pls:g}, else full"
-    if not config.saves_rows:
-        log.info(
-            f"if the memory of an embedding PS is lost, {upto}; rows of dynamic tables are saved in checkpoints alone"
-        )
-        return
     numbers = store.read_manifest(checkpoint).state["logbook"] if checkpoint else {}
     found, decided = PolicyInputs(config).compare(numbers, None)
     rows = "rows are saved beside checkpoints" if decided.mode == "partial" else "rows are saved in checkpoints alone"
     log.info(
-        f"if the memory of an embedding PS is lost, {upto}; {rows}: {summary(decided)} (recovery.mode = 'auto';"
+        "if the memory of an embedding PS is lost, recovery is partial up to a PLS of"
+        f" {config.recovery.target_pls:g}, else full; {rows}: {summary(decided)} (recovery.mode = 'auto';"
         f" {found.describe()}; 'ssmpi plan --recovery' shows the formulas)"
     )
 
@@ -146,7 +141,7 @@ class RowSaves:
         self, config: Config, transport: LocalTables | RemoteTables, results: RowSaveLog | None, recovery: RecoveryState
     ) -> None:
         self._transport, self._results, self._recovery = transport, results, recovery
-        kept = config.saves_rows and not isinstance(recovery.memory, ProcessMemory)
+        kept = config.topology.embedding_ps > 0 and not isinstance(recovery.memory, ProcessMemory)
         self._inputs = PolicyInputs(config) if results and kept and config.recovery.mode == "auto" else None
         self._mode, self._decided = recovery.mode, -math.inf
         self._origins: list[str] = []

@@ -61,7 +61,7 @@ def describe(config: Config, given: Mapping[str, float], placement: Placement) -
 
 def _at_checkpoints(config: Config, found: Decision) -> list[str]:
     """What recovery costs at the run's own interval of checkpoints, and what "auto" does about row saves."""
-    partial, between = found.naive if config.embedding.keyed else found.partial, found.full.interval
+    partial, between = found.partial, found.full.interval
     rows = f"rows saved every {duration(partial.interval)} beside them" * (partial.interval < between)
     does = "saves rows beside checkpoints" if found.mode == "partial" and rows else "saves rows in checkpoints alone"
     return [
@@ -118,15 +118,9 @@ def _mode(config: Config, decided: str) -> list[str]:
     if config.recovery.may_be_partial and (why := config.recovery.why_always_full(config.topology.embedding_ps)):
         return [f"  this run recovers in full all the same: {why}"]
     if mode in ("auto", decided):
-        return _dynamic(config) if decided == "partial" else []
+        return []
     does = "the job ends when ranks are killed" if mode == "off" else f"{mode} recovery all the same"
     return [f"  this run's recovery.mode = '{mode}': {does}"]
-
-
-def _dynamic(config: Config) -> list[str]:
-    """What a run with dynamic tables has to set for that."""
-    text = "rows of dynamic tables are saved in checkpoints alone: that T_save is for checkpoint.every_minutes"
-    return [f"  {text}"] if config.embedding.keyed else []
 
 
 def by_nodes(config: Config, given: Mapping[str, float], placement: Placement) -> str:
@@ -153,4 +147,4 @@ def by_nodes(config: Config, given: Mapping[str, float], placement: Placement) -
             f"{percent(best.overhead):>10} {duration(partial.interval):>17} {percent(partial.overhead):>10} "
             f"{partial.pls:10.3g}   {found.mode}"
         )
-    return "\n".join([*lines, *_dynamic(config)])
+    return "\n".join(lines)

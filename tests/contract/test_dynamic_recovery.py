@@ -13,9 +13,10 @@ from faults import Kill
 from oracle import mix
 from runs import train_over_threads
 from test_dynamic_tables import KEYED, tables
-from test_partial_recovery import ONE, Killed, after, examples_of
+from test_partial_recovery import ONE, Killed, SaveRows, after, examples_of
 
 from ssmpi.checkpoint.parent import Parent
+from ssmpi.checkpoint.store import Store
 from ssmpi.comm import memory_file
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.client import Lookups
@@ -66,11 +67,15 @@ def held(killed, index):
     """Weights, state and date by table and key, and of reserved rows, as they lie in the memory of a PS."""
     config, arrays = killed.config, killed.arrays(f"embedding_ps-{index}", "rows", "keys")
     placement = config.placement(read_manifest(Path(config.data.folder)))
-    arena = Arena(config.rows, placement, index, 0, Found(arrays["rows"]), Found(arrays["keys"]))
+    return held_in(Arena(config.rows, placement, index, 0, Found(arrays["rows"]), Found(arrays["keys"])))
+
+
+def held_in(arena):
+    """The same of an arena."""
     found = {}
-    for part in placement.keyed_parts_of(index):
+    for part in arena.placement.keyed_parts_of(arena.server):
         table, base = arena.keyed[part.table], part.base
-        found[part.table, "shared" if index else "missing"] = [*arena.weights[base], *arena.state[base]]
+        found[part.table, "shared" if arena.server else "missing"] = [*arena.weights[base], *arena.state[base]]
         for row in table.in_use():
             values = [*arena.weights[base + row], *arena.state[base + row], table.seen[row]]
             found[part.table, int(table.keys[row])] = values
@@ -115,8 +120,58 @@ def test_a_lost_embedding_ps_reloads_its_keys(tmp_path, data, caplog):
     result = killed.run.result
     assert (result["status"], result["examples"]) == ("complete", ROWS)
     assert result["pls"] == pytest.approx((at_kill - taken) / (ROWS * 2))
-    assert "rows of dynamic tables are saved in checkpoints alone" in caplog.text
-    assert not (killed.folder / "rows").exists(), "and nowhere else"
+
+
+class SaveKeys(SaveRows):
+    """Also keeps what PS 1 holds at each save, and which keys are saved."""
+
+    def save(self, samples):
+        (saver,) = (saver for path, saver in self._savers.items() if path.stem.endswith("1"))
+        arena, store = saver._server.arena, saver._store
+        self.held, self.taken = [*getattr(self, "held", []), held_in(arena)], getattr(self, "taken", [])
+        write, kinds = store.save, [(part, arena.keyed[part.table]) for part in arena.placement.keyed_parts_of(1)]
+
+        def saved_some(rows, *others):
+            self.taken.append(
+                {
+                    (part.table, int(table.keys[row - part.base])) if row >= part.base + 2 else (part.table, "shared")
+                    for part, table in kinds
+                    for row in rows[(rows >= part.base) & (rows < part.base + part.rows)]
+                }
+            )
+            return write(rows, *others)
+
+        store.save = saved_some
+        super().save(samples)
+        store.save = write
+
+
+@pytest.mark.parametrize("priority", ["none", "mfu", "ssu"])
+@pytest.mark.parametrize("every", [0, 600])
+def test_each_key_of_a_lost_embedding_ps_has_the_values_of_its_newest_save(tmp_path, data, priority, every):
+    """Saved between checkpoints or without any, some keys at a time after the first save of all."""
+    settings = ("recovery.mode=partial", f"checkpoint.priority={priority}", "checkpoint.priority_fraction=0.1")
+    killed = Killed(tmp_path, data[1], *TWO_PS, *DYNAMIC, *settings, f"checkpoint.every_examples={every}")
+    saving = SaveKeys(killed.config, (14, 18, 22), kill=23)
+    killed.start(saving)
+    whole, *later = saving.held
+    expected = dict(whole)
+    for number, held_then in enumerate(later):
+        taken = saving.taken[number] if priority != "none" else held_then.keys()
+        expected |= {name: held_then[name] for name in taken & held_then.keys()}
+    if priority != "none":
+        sizes = [len(held_then) for held_then in later]
+        assert all(0 < len(taken) < size for taken, size in zip(saving.taken, sizes, strict=True))
+    last = held(killed, 1)
+    killed.lose("embedding_ps-1").start(Kill(restart, "resumed", after=True))
+    assert held(killed, 1) == expected != last
+    (only,) = killed.recoveries
+    file = "embedding-0001.rows"
+    newest = Store(killed.folder).committed()
+    assert only["sources"] == {"embedding_ps 1": f"{newest[0].name} and {file}" if newest else file}
+    assert only["how"] == "partial"
+    killed.start()
+    assert killed.run.result["status"] == "complete"
 
 
 def test_losses_are_those_of_one_process_that_overwrites_the_rows_of_the_same_ids(tmp_path, data, monkeypatch):

@@ -240,7 +240,7 @@ def test_what_is_not_seen_expires(tmp_path, data):
         (1, (), "set embedding.table = .dynamic."),
         (0, DYNAMIC, "this data has none"),
         (0, ("embedding.dynamic.keys=7",), "embedding.dynamic is for embedding.table"),
-        (1, (*DYNAMIC, "checkpoint.priority=mfu"), "saves rows by number"),
+        (1, (*DYNAMIC, "checkpoint.priority=scar"), "keeps a copy of every row that a table has room for"),
         (1, ("embedding.table=hashed",), "table is 'static' or 'dynamic'"),
         (1, ("embedding.table=dynamic", "embedding.dynamic.keys=0"), "keys must be at least 1"),
         (1, ("embedding.table=dynamic", "embedding.dynamic.admit_after=-1"), "admit_after must be at least 1"),

@@ -84,7 +84,7 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
     except DataError as error:
         log.warning(f"{error}. Its rows come from a checkpoint instead")
         saved = None
-    base = saved.base.header.checkpoint if saved else -1
+    base = saved.base.header.checkpoint if saved and not arena.keyed else -1  # keys are sighted in checkpoints alone
     per_sample = arena.placement.lookups_of(index)
     left, newest = saved.unsaved if saved else (0.0, 0)
     loaded, taken, source = 0, 0, SEED
@@ -102,7 +102,7 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
     if saved and source == SEED:
         row_store.restore(saved)
         return Reloaded(saved.newest.covered, arena.used, saved.path.name, Unsaved(left, newest, per_sample))
-    if saved and row_store.restore_after(saved, loaded):
+    if saved and row_store.restore(saved, loaded):
         since = min(left, max(0, newest - taken) * per_sample)  # counted since saves older than the checkpoint
         unsaved = Unsaved(left if math.isnan(left) else since, newest, per_sample)
         return Reloaded(saved.covered_after(loaded, taken), arena.used, f"{source} and {saved.path.name}", unsaved)

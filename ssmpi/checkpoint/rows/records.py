@@ -174,9 +174,9 @@ class SavedRows:
 
     def covered_after(self, checkpoint: int, samples: int) -> int:
         """``RecordHeader.covered`` if all rows are loaded from a checkpoint, by number, taken after ``samples``, and
-        then the increments that are newer.
+        then the records that are newer.
         """
-        headers = [record.header for record in self._increments_after(checkpoint)]
+        headers = [record.header for record in self._records_after(checkpoint)]
         return max([samples, *(each.samples for each in headers if each.samples == each.covered)])
 
     def merged(self) -> Iterator[tuple[slice, np.ndarray]]:
@@ -192,17 +192,21 @@ class SavedRows:
                     words[record.rows[first:last] - piece.start] = replaced[:, 1:]
                 yield piece, words.view(np.float32)
 
-    def increments_after(self, checkpoint: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Rows int32 (n,) and values float32 (n, width) of the increments that are newer than a checkpoint, by number,
-        oldest first. Errors as ``merged``.
+    def records_after(self, checkpoint: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Rows int32 (n,) and words int32 (n, width) of the records that are newer than a checkpoint, by number, oldest
+        first; in the base a row's number is its place. Errors as ``merged``.
         """
         with _readable(self.path) as descriptor:
-            for record in self._increments_after(checkpoint):
+            for record in self._records_after(checkpoint):
                 for piece in record.header.pieces():
-                    yield record.rows[piece], record.read(descriptor, piece)[:, 1:].view(np.float32)
+                    words = record.read(descriptor, piece)
+                    if record.header.increment:
+                        yield record.rows[piece], words[:, 1:]
+                    else:
+                        yield np.arange(piece.start, piece.stop, dtype=np.int32), words
 
-    def _increments_after(self, checkpoint: int) -> list[RowRecord]:
-        return [record for record in self.records[1:] if record.header.checkpoint >= checkpoint]
+    def _records_after(self, checkpoint: int) -> list[RowRecord]:
+        return [record for record in self.records if record.header.checkpoint >= checkpoint]
 
 
 def read_rows(path: Path) -> tuple[SavedRows, int] | None:

@@ -154,7 +154,7 @@ class RowSaver:
             self._tracker.forget()  # before rows are copied: concurrent updates count for the next save
         self._store.path.parent.mkdir(exist_ok=True)
         size = self._store.save_all(samples)
-        return {"rows": len(self._server.arena.weights), "bytes": size, "covered": 1.0}
+        return {"rows": self._server.arena.used, "bytes": size, "covered": 1.0}
 
     def _save_some(self, samples: int) -> dict[str, Any]:
         assert self._tracker
@@ -167,12 +167,14 @@ class RowSaver:
 
     @property
     def _outdated(self) -> bool:
-        """Whether a new base of the live rows is due: a checkpoint is newer than the base, and after merging one could
-        not tell which increments are newer than the checkpoint.
+        """Whether a new base of the live rows is due: increments cannot be merged, or a checkpoint is newer than the
+        base, and after merging one could not tell which increments are newer than the checkpoint.
         """
-        store = self._store
+        store, checkpoint = self._store, self._server.checkpoint
         return (
-            bool(self._tracker) and store.increments_outweigh_base and store.base_checkpoint < self._server.checkpoint
+            bool(self._tracker)
+            and store.increments_outweigh_base
+            and (store.base_checkpoint < checkpoint or not store.can_compact)
         )
 
     def _note_server(self) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.rows.records import DIGEST, UNKNOWN, RecordHeader, SavedRows, read_rows, write_record
+from ssmpi.checkpoint.rows.words import words_of
 from ssmpi.core.errors import DataError
-from ssmpi.embedding import kernels
 from ssmpi.embedding.table import Arena
 from ssmpi.files.log import log
 from ssmpi.files.run_files import ROWS
@@ -33,7 +33,7 @@ class RowStore:
         self.path, self._arena, self._timeline = path, arena, timeline
         self.checkpoint = 0
         self.go_on: Callable[[], None] = lambda: None
-        self._layout = layout_of(arena)
+        self._layout, self._words = layout_of(arena), words_of(arena)
         self._base: RecordHeader | None = None
         self._newest: RecordHeader | None = None
         self._end = 0  # of the file, as far as it counts
@@ -56,19 +56,13 @@ class RowStore:
         self._base, self._newest, self._end = saved.base.header, saved.newest, saved.end
         return saved
 
-    def restore(self, saved: SavedRows) -> None:
-        """Set every row of the arena to its newest save."""
-        arena, state = self._arena, self._state_floats
-        for rows, values in saved.merged():
-            arena.weights[rows], arena.state[rows] = values[:, state:], values[:, :state]
-
-    def restore_after(self, saved: SavedRows, checkpoint: int) -> int:
-        """Set the rows in increments that are newer than a checkpoint, by number, to their newest save; returns the
-        number of saves read.
+    def restore(self, saved: SavedRows, after: int = -1) -> int:
+        """Set the rows in records that are newer than a checkpoint, by number, to their newest save: all rows without
+        one. Returns the number of saves read.
         """
-        arena, state, count = self._arena, self._state_floats, 0
-        for rows, values in saved.increments_after(checkpoint):
-            arena.weights[rows], arena.state[rows] = values[:, state:], values[:, :state]
+        count = 0
+        for rows, words in saved.records_after(after):
+            self._words.put(rows, words)
             count += len(rows)
         return count
 
@@ -76,8 +70,9 @@ class RowStore:
         """Save all rows as a new base that replaces all earlier saves; returns the bytes written. OSError if the write
         fails; the earlier saves then stay valid. ``samples`` have been trained on by all trainers.
         """
-        header = replace(self._header(samples, len(self._arena.weights), increment=False), covered=samples)
-        return self._replace(header, (self._values(piece) for piece in header.pieces()))
+        rows = self._words.all_rows()
+        header = replace(self._header(samples, len(rows), increment=False), covered=samples)
+        return self._replace(header, (self._written(rows[piece], number=False) for piece in header.pieces()))
 
     def save(self, rows: np.ndarray, samples: int, share: float, left: int = UNKNOWN) -> int:
         """Save ``rows`` int32 (n,), in ascending order, as an increment that stands for a ``share`` of a save of all
@@ -91,7 +86,7 @@ class RowStore:
         header = replace(self._header(samples, len(rows), increment=True), left=left, covered=covered, share=share)
         with disk.needing(self.path, header.bytes), disk.opened(self.path, write=True) as descriptor:
             disk.truncate(descriptor, self._end)  # what an earlier save did not finish
-            pieces = (self._numbered(rows[piece]) for piece in header.pieces())
+            pieces = (self._written(rows[piece], number=True) for piece in header.pieces())
             write_record(descriptor, self._end, header, self._while_going_on(pieces))
         self._newest, self._end = header, self._end + header.bytes
         return header.bytes
@@ -100,6 +95,11 @@ class RowStore:
     def increments_outweigh_base(self) -> bool:
         """Whether it is time for ``compact``, so that the file stays below three times the rows."""
         return self._base is not None and self._end > 2 * self._base.bytes
+
+    @property
+    def can_compact(self) -> bool:
+        """Whether base and increments number the same rows; those of keys come and go."""
+        return self._words.mergeable
 
     @property
     def base_checkpoint(self) -> int:
@@ -129,13 +129,8 @@ class RowStore:
         header = replace(base, left=newest.left, covered=newest.covered, share=newest.share, digest=bytes(DIGEST))
         return self._replace(header, (values.view(np.int32) for _, values in saved.merged()))
 
-    @property
-    def _state_floats(self) -> int:
-        return self._arena.state.shape[1]
-
     def _header(self, samples: int, count: int, *, increment: bool) -> RecordHeader:
-        width = self._state_floats + self._arena.weights.shape[1]
-        header = RecordHeader(increment, width, self._timeline, samples, count, self._layout)
+        header = RecordHeader(increment, self._words.width, self._timeline, samples, count, self._layout)
         return replace(header, checkpoint=self.checkpoint)
 
     def _while_going_on(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
@@ -143,21 +138,12 @@ class RowStore:
             self.go_on()
             yield piece
 
-    def _values(self, rows: slice) -> np.ndarray:
-        """Optimizer state and weights of consecutive rows, int32 (n, width)."""
-        state = self._state_floats
-        out = np.empty((rows.stop - rows.start, state + self._arena.weights.shape[1]), np.float32)
-        out[:, :state], out[:, state:] = self._arena.state[rows], self._arena.weights[rows]
-        return out.view(np.int32)
-
-    def _numbered(self, rows: np.ndarray) -> np.ndarray:
-        """Number, optimizer state and weights of some rows, int32 (n, 1 + width)."""
-        first = 1 + self._state_floats
-        out = np.empty((len(rows), first + self._arena.weights.shape[1]), np.int32)
-        out[:, 0] = rows
-        values = out.view(np.float32)
-        values[:, 1:first] = self._arena.state[rows]
-        kernels.gather(self._arena.weights, rows, values[:, first:])
+    def _written(self, rows: np.ndarray, *, number: bool) -> np.ndarray:
+        """Some rows as a record has them, int32 (n, words), perhaps with the ``number`` of each."""
+        first = int(number)
+        out = np.empty((len(rows), first + self._words.width), np.int32)
+        out[:, :first] = rows[:, None]
+        self._words.fill(out[:, first:], rows)
         return out
 
     def _replace(self, header: RecordHeader, rows: Iterable[np.ndarray]) -> int:
@@ -198,4 +184,6 @@ def layout_of(arena: Arena) -> bytes:
     shape: tuple[object, ...] = (arena.cardinalities, parts, arena.weights.shape, arena.state.size)
     if arena.options.layout.weight:
         shape = (*shape, arena.options.layout)
+    if arena.keyed:
+        shape = (*shape, "keys of", *arena.keyed)
     return hashlib.sha256(repr(shape).encode()).digest()

@@ -5,17 +5,13 @@ import re
 from dataclasses import replace
 
 import pytest
-from datasets import FEW, FEW_CARDINALITIES, make_dataset, make_keyed
 from hypothesis import example, given
-from runs import write_run_file
 from test_recovery import EXAMPLE, HOUR, JOBS, ONCE
 
 from ssmpi import cli
 from ssmpi.recovery.explain import explain
 from ssmpi.recovery.inputs import INPUTS
 from ssmpi.recovery.policy import compare, full
-from ssmpi.run.requirements import placement_of
-from ssmpi.tools import recovery_plan
 
 COSTS = ("--save-seconds", "324", "--load-seconds", "180")  # the example's
 
@@ -177,24 +173,3 @@ def test_the_prediction_has_overheads_by_number_of_nodes(tmp_path, small_data, c
     with pytest.raises(SystemExit):
         cli.main([*asked[:-1], "topology.embedding_ps=0", "sync.algorithm=none"])
     assert "not predicted, topology.embedding_ps = 0" in capsys.readouterr().out
-
-
-def test_rows_of_dynamic_tables_are_saved_in_checkpoints_alone(tmp_path):
-    """By hand: a checkpoint of 18 s each 30 min costs 1 %, a loss each 10 h takes 90 s, 0.25 %; PLS is 1,800 / (2 x 2 x
-    36,000). Rows of static tables are saved more often for this target.
-    """
-    ids = make_dataset(tmp_path / "ids", 100, cardinalities=FEW_CARDINALITIES, features=FEW)
-    keys = make_keyed(tmp_path / "keys", ids, ("user", "item"))
-    known = {"total_seconds": 1e3, "mtbf_seconds": 10.0}  # hours
-    known |= {"save_seconds": 18.0, "row_save_seconds": 1.0, "row_save_wall_seconds": 1.0}
-    known |= {"load_seconds": 30.0, "restart_seconds": 60.0}
-    target = ("topology.embedding_ps=2", "recovery.target_pls=0.001")
-    said = {}
-    for data, table in ((ids, ()), (keys, ("embedding.table=dynamic", "embedding.dynamic.keys=50"))):
-        config = write_run_file(tmp_path / data.name, data, *target, *table)
-        said[data.name] = recovery_plan.describe(config, known, placement_of(config))
-    assert "with partial recovery from checkpoints, rows saved every" in said["ids"]
-    assert "with partial recovery from checkpoints: 1.25 %, expected PLS 0.0125" in said["keys"]
-    assert "'auto' saves rows in checkpoints alone" in said["keys"]
-    alone = "rows of dynamic tables are saved in checkpoints alone: that T_save is for checkpoint.every_minutes"
-    assert (alone in said["keys"], alone in said["ids"]) == (True, False)
