@@ -1,0 +1,230 @@
+"""A fixed vocabulary against dynamic tables: MovieLens-1M in the order of time, scored before it is trained on.
+
+    bash jobs/movielens.sh                    # fetches and sorts the ratings
+    python jobs/studies/dynamic.py choose     # rates of each arm; appends to dynamic.jsonl, goes on where it ended
+    python jobs/studies/dynamic.py run        # seeds 1 to 5
+    python jobs/studies/dynamic.py report     # the tables
+
+Decided before the first run. A million ratings, 100 parts of 10,000; a run is one pass, and every part is scored before
+anybody is trained on it. Arms differ in the tables of user and item alone:
+
+* ``fixed``: the vocabulary of parts 0 to 39 (``--min-count 4``), trained on in all parts; who came later shares a row;
+* ``dynamic``: a row for each key from its first lookup on, none ever freed;
+* ``bounded``: as many rows of users and of items as the fixed arm has; a key gets one at its fourth lookup, and loses
+  it if it was not looked up for 200,000 examples, or if the table is full.
+
+Each arm chooses its rates on one grid, by the NE of parts 40 to 59 with seed 0; these runs read no later part. Then
+seeds 1 to 5 are trained, and parts 60 to 99 are reported: 60 to 89, where most rows are of users who have just come,
+and 90 to 99, where most are of users who were there before (known from the ratings, not from any run). A seed is other
+initial weights and another order within a part; arms of a seed are compared. A difference counts if 0 is outside its
+95 % interval (Student's t, 4 degrees of freedom); else it is undecided. One thread: another run of a seed gives the
+same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+from ssmpi.core.quality import entropy
+from ssmpi.data.schema import MANIFEST_NAME, read_manifest
+from ssmpi.embedding.dynamic_options import KeyOptions
+
+HERE = Path(__file__).parent
+OUT, DATA, WORK = HERE / "dynamic.jsonl", Path("data/movielens"), Path("runs/studies/dynamic")
+PART, KNOWN, CHOOSING, ALL = 10_000, 40, 60, 100  # rows of a part; parts of the vocabulary, of the choice, in all
+ARMS, ROW_RATES, DENSE_RATES, SEEDS = ("fixed", "dynamic", "bounded"), (0.06, 0.2, 0.6), (0.005, 0.02), (1, 2, 3, 4, 5)
+CELL = ("arm", "row_rate", "dense_rate", "seed")
+ENOUGH, ADMIT_AFTER, EXPIRE_AFTER = 10_000, 4, 200_000  # keys of a feature; lookups; examples
+SPANS = {
+    "40-59": (40, 60),
+    **{f"{k}-{k + 9}": (k, k + 10) for k in range(60, 100, 10)},
+    "60-89": (60, 90),
+    "60-99": (60, 100),
+}
+METRICS, PAIRS = ("ne", "auc", "gauc"), (("dynamic", "fixed"), ("bounded", "fixed"), ("bounded", "dynamic"))
+STUDENT = 2.776  # t of 97.5 %, 4 degrees of freedom
+ROW_BYTES = 4 * (16 + 1)  # a row's vector and its Adagrad state
+
+
+def call(*words: object) -> None:
+    """Run a command to its end; if it fails, exit with what it said."""
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+
+
+def prepared(name: str, parts: int, *more: object) -> Path:
+    """The first parts as a data set, one shard each; what is there is used again."""
+    folder = DATA / f"dynamic-{name}-{parts}"
+    if not (folder / MANIFEST_NAME).exists():
+        schema = HERE / "dynamic_schema.toml"
+        words = ["--split", "none", "--no-shuffle", "--shard-rows", PART, "--output", folder]
+        call("ssmpi-prepare", "table", "--schema", schema, ratings(parts), *words, *more)
+    return folder
+
+
+def ratings(parts: int) -> Path:
+    """Those of the first parts, with the user once more as the last column."""
+    file = DATA / f"dynamic-{parts}.tsv"
+    with (DATA / "ratings.tsv").open() as lines, file.open("w") as out:
+        for line in islice(lines, parts * PART):
+            row = line.rstrip("\n")
+            print(row, row.split("\t")[0], sep="\t", file=out)
+    return file
+
+
+def sets(parts: int) -> tuple[Path, Path]:
+    """The first parts, by the vocabulary of the first ``KNOWN`` and by key."""
+    fixed = prepared("fixed", parts, "--vocabulary", prepared("known", KNOWN, "--min-count", ADMIT_AFTER))
+    keyed = prepared("keys", parts, "--hash")
+    assert clicks_of(fixed) == clicks_of(keyed), "both have the same parts"
+    assert len(clicks_of(fixed)) == parts
+    return fixed, keyed
+
+
+def clicks_of(folder: Path) -> list[int]:
+    """Of each part."""
+    return [shard.positives for shard in read_manifest(folder).split("train").shards]
+
+
+def limits(arm: str, fixed: Path) -> dict[str, KeyOptions]:
+    """Of user and item, where they have keys."""
+    if arm == "dynamic":
+        return dict.fromkeys(("user", "item"), KeyOptions(keys=ENOUGH))
+    rows = read_manifest(fixed).cardinalities[:2]
+    bounded = [KeyOptions(n - 2, ADMIT_AFTER, expire_after_examples=EXPIRE_AFTER) for n in rows]
+    return dict(zip(("user", "item"), bounded, strict=True)) if arm == "bounded" else {}
+
+
+def settings(keys: dict[str, KeyOptions]) -> Iterator[str]:
+    """As the command line has them; ``who`` needs rows too, although nobody reads them."""
+    yield f"embedding.dynamic.features.who.keys={ENOUGH}"
+    for feature, options in keys.items():
+        for name in ("keys", "admit_after", "expire_after_examples"):
+            yield f"embedding.dynamic.features.{feature}.{name}={getattr(options, name)}"
+
+
+def train(cell: dict[str, Any], parts: int) -> dict[str, Any]:
+    """One run: its scores by span, what its tables hold in the end, and the memory of its user and item tables."""
+    fixed, keyed = sets(parts)
+    keys, run = limits(cell["arm"], fixed), WORK / f"{cell['arm']}-{cell['seed']}"
+    call(
+        "ssmpi", "train", HERE / "dynamic.toml", f"data.folder={keyed if keys else fixed}", f"run.folder={run}",
+        f"run.seed={cell['seed']}", f"embedding.rate={cell['row_rate']}", f"dense.rate={cell['dense_rate']}",
+        f"evaluate.per_pass={parts}", *settings(keys), "--overwrite",
+    )  # fmt: skip
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    windows = [line for line in lines if line["kind"] == "evaluation" and line["split"] == "progressive"]
+    assert [line["rows"] for line in windows] == [PART] * parts
+    held = json.loads((run / "result.json").read_text())["keys"]
+    rows = read_manifest(fixed).cardinalities[:2]
+    beside = sum(options.bytes_beside(options.rows(1)) for options in keys.values())
+    reserved = sum(options.rows(1) for options in keys.values()) if keys else sum(rows)
+    return {
+        "spans": {name: scores(windows, clicks_of(fixed), *span) for name, span in SPANS.items() if span[1] <= parts},
+        "rows": reserved,
+        "bytes": reserved * ROW_BYTES + beside,
+        "keys": {feature: held[feature] for feature in keys},
+    }
+
+
+def scores(windows: Sequence[dict[str, Any]], clicks: Sequence[int], first: int, end: int) -> dict[str, float]:
+    """Of some parts together: NE of all their rows; AUC and GAUC are the mean of the parts', by rows."""
+    some, over = windows[first:end], sum(line["gauc_share"] for line in windows[first:end])
+    loss = statistics.fmean(line["log_loss"] for line in some)
+    return {
+        "ne": loss / entropy(sum(clicks[first:end]) / (PART * len(some))),
+        "auc": statistics.fmean(line["auc"] for line in some),
+        "gauc": sum(line["gauc"] * line["gauc_share"] for line in some) / over,
+        "gauc_share": over / len(some),
+    }
+
+
+def lines(phase: str) -> list[dict[str, Any]]:
+    """What was found in a phase."""
+    every = OUT.read_text().splitlines() if OUT.exists() else []
+    return [line for line in map(json.loads, every) if line["phase"] == phase]
+
+
+def chosen(arm: str) -> dict[str, Any]:
+    """The rates with the lowest NE of the parts to choose by."""
+    grid = [line for line in lines("choose") if line["arm"] == arm]
+    best = min(grid, key=lambda line: float(line["spans"]["40-59"]["ne"]))
+    return {name: best[name] for name in ("arm", "row_rate", "dense_rate")}
+
+
+def cells(phase: str) -> list[dict[str, Any]]:
+    """The runs of a phase."""
+    if phase == "choose":
+        return [dict(zip(CELL, (*each, 0), strict=True)) for each in product(ARMS, ROW_RATES, DENSE_RATES)]
+    return [{**chosen(arm), "seed": seed} for seed, arm in product(SEEDS, ARMS)]
+
+
+def measure(phase: str) -> None:
+    """Run what is missing."""
+    done = [[line[name] for name in CELL] for line in lines(phase)]
+    for cell in cells(phase):
+        if list(cell.values()) not in done:
+            line = {"phase": phase, **cell, **train(cell, CHOOSING if phase == "choose" else ALL)}
+            with OUT.open("a") as out:
+                out.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+
+
+def report() -> None:
+    """Print the tables."""
+    print("| NE of parts 40 to 59 | " + " | ".join(f"rows {r}, dense {d}" for r, d in product(ROW_RATES, DENSE_RATES)))
+    for arm in ARMS:
+        print(
+            f"| {arm} | " + " | ".join(f"{x['spans']['40-59']['ne']:.5f}" for x in lines("choose") if x["arm"] == arm)
+        )
+    runs = {(line["arm"], line["seed"]): line for line in lines("run")}
+    seeds = sorted({seed for _, seed in runs})
+    assert len(seeds) == len(SEEDS), f"only seeds {seeds}: run the others first"
+    for metric in METRICS:
+        names = [name for name in SPANS if name != "40-59"]
+        print(f"\n| {metric}, parts | " + " | ".join(names))
+        for arm in ARMS:
+            means = [statistics.fmean(runs[arm, s]["spans"][name][metric] for s in seeds) for name in names]
+            print(f"| {arm} | " + " | ".join(f"{mean:.5f}" for mean in means))
+        for arm, other in PAIRS:
+            each = [
+                [runs[arm, s]["spans"][n][metric] - runs[other, s]["spans"][n][metric] for s in seeds] for n in names
+            ]
+            print(f"| {arm} - {other} | " + " | ".join(map(difference, each)))
+    print("\n| arm | rows reserved | memory of both tables | keys with rows in the end | expired | evicted | refused")
+    for arm in ARMS:
+        line = runs[arm, 1]
+        counts = [
+            f"{sum(one[k] for one in line['keys'].values()):,}" for k in ("keys", "expired", "evicted", "refused")
+        ]
+        held = counts if line["keys"] else [""] * 4
+        print(f"| {arm} | {line['rows']:,} | {line['bytes'] / 1e6:.2f} MB | " + " | ".join(held))
+
+
+def difference(values: Sequence[float]) -> str:
+    """Mean, standard error, and whether it counts."""
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean:+.5f} ± {error:.5f}" + ("" if abs(mean) > STUDENT * error else ", undecided")
+
+
+def main() -> None:
+    """Choose, run, or report."""
+    if sys.argv[1:] == ["report"]:
+        report()
+    elif sys.argv[1:] in (["choose"], ["run"]):
+        measure(sys.argv[1])
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
