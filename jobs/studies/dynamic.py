@@ -15,12 +15,11 @@ anybody is trained on it. Arms differ in the tables of user and item alone:
 
 Each arm chooses its rates on one grid, by the NE of parts 40 to 59 with seed 0; these runs read no later part. (The
 grid began with row rates from 0.06 on and dense rates to 0.02. All arms chose this corner, so that 0.02 and 0.06 were
-added, before any run that is reported.) Then
-seeds 1 to 5 are trained, and parts 60 to 99 are reported: 60 to 89, where most rows are of users who have just come,
-and 90 to 99, where most are of users who were there before (known from the ratings, not from any run). A seed is other
-initial weights and another order within a part; arms of a seed are compared. A difference counts if 0 is outside its
-95 % interval (Student's t, 4 degrees of freedom); else it is undecided. One thread: another run of a seed gives the
-same bits.
+added, before any run that is reported.) Then seeds 1 to 5 are trained, and parts 60 to 99 are reported: 60 to 89, where
+most rows are of users who have just come, and 90 to 99, where most are of users who were there before (known from the
+ratings, not from any run). A seed is other initial weights and another order within a part; arms of a seed are
+compared. A difference counts if 0 is outside its 95 % interval (Student's t, 4 degrees of freedom); else it is
+undecided. One thread: another run of a seed gives the same bits.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import math
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from pathlib import Path
@@ -190,31 +190,59 @@ def report() -> None:
     """Print the tables."""
     grid = list(product(ROW_RATES, DENSE_RATES))
     ne = {tuple(line[name] for name in CELL[:3]): line["spans"]["40-59"]["ne"] for line in lines("choose")}
-    print("| NE of parts 40 to 59 | " + " | ".join(f"{row}, {dense}" for row, dense in grid))
-    for arm in ARMS:
-        print(f"| {arm} | " + " | ".join(f"{ne[arm, *rates]:.5f}" for rates in grid))
+    show(
+        ["NE of parts 40 to 59", *(f"{row}, {dense}" for row, dense in grid)],
+        [[arm, *(f"{ne[arm, *rates]:.5f}" for rates in grid)] for arm in ARMS],
+    )
     runs = {(line["arm"], line["seed"]): line for line in lines("run")}
-    seeds = sorted({seed for _, seed in runs})
-    assert len(seeds) == len(SEEDS), f"only seeds {seeds}: run the others first"
+    assert len(runs) == len(ARMS) * len(SEEDS), f"only {len(runs)} runs: run the others first"
     for metric in METRICS:
-        names = [name for name in SPANS if name != "40-59"]
-        print(f"\n| {metric}, parts | " + " | ".join(names))
-        for arm in ARMS:
-            means = [statistics.fmean(runs[arm, s]["spans"][name][metric] for s in seeds) for name in names]
-            print(f"| {arm} | " + " | ".join(f"{mean:.5f}" for mean in means))
-        for arm, other in PAIRS:
-            each = [
-                [runs[arm, s]["spans"][n][metric] - runs[other, s]["spans"][n][metric] for s in seeds] for n in names
-            ]
-            print(f"| {arm} - {other} | " + " | ".join(map(difference, each)))
-    print("\n| arm | rows reserved | memory of both tables | keys with rows in the end | expired | evicted | refused")
+        of_spans(metric, {key: line["spans"] for key, line in runs.items()})
+    show(["parts", "rows of users of the same part", "rows of users not in the vocabulary"], newcomers())
+    counts = "keys", "expired", "evicted", "refused"
+    show(
+        ["arm", "rows", "memory", "keys in the end", *counts[1:]],
+        [
+            [arm, f"{line['rows']:,}", f"{line['bytes'] / 1e6:.2f} MB"]
+            + [f"{sum(one[name] for one in line['keys'].values()):,}" if line["keys"] else "" for name in counts]
+            for arm in ARMS
+            for line in (runs[arm, SEEDS[0]],)
+        ],
+    )
+
+
+def newcomers() -> list[list[str]]:
+    """Of spans of parts: rows of users who come in the same part, and of users that the vocabulary does not know."""
+    with (DATA / "ratings.tsv").open() as rows:
+        users = [row.split("\t", 1)[0] for row in islice(rows, ALL * PART)]
+    came = {user: number // PART for number, user in reversed(list(enumerate(users)))}
+    times = Counter(users[: KNOWN * PART])
+    body = []
+    for first, end in ((60, 90), (90, 100)):
+        rows_of = users[first * PART : end * PART]
+        new = sum(came[user] == first + number // PART for number, user in enumerate(rows_of)) / len(rows_of)
+        unknown = sum(times[user] < ADMIT_AFTER for user in rows_of) / len(rows_of)
+        body.append([f"{first}-{end - 1}", f"{new:.1%}", f"{unknown:.1%}"])
+    return body
+
+
+def of_spans(metric: str, spans: dict[tuple[str, int], dict[str, Any]]) -> None:
+    """The table of one metric: means of arms, and differences by pairs of seeds."""
+    names, body = [name for name in SPANS if name != "40-59"], []
     for arm in ARMS:
-        line = runs[arm, 1]
-        counts = [
-            f"{sum(one[k] for one in line['keys'].values()):,}" for k in ("keys", "expired", "evicted", "refused")
-        ]
-        held = counts if line["keys"] else [""] * 4
-        print(f"| {arm} | {line['rows']:,} | {line['bytes'] / 1e6:.2f} MB | " + " | ".join(held))
+        means = (statistics.fmean(spans[arm, seed][name][metric] for seed in SEEDS) for name in names)
+        body.append([arm, *(f"{mean:.5f}" for mean in means)])
+    for arm, other in PAIRS:
+        each = ([spans[arm, s][name][metric] - spans[other, s][name][metric] for s in SEEDS] for name in names)
+        body.append([f"{arm} - {other}", *map(difference, each)])
+    show([f"{metric.upper()}, parts", *names], body)
+
+
+def show(head: Sequence[str], body: Sequence[Sequence[str]]) -> None:
+    """Print a table as Markdown."""
+    for row in (head, ["---", *["---:"] * (len(head) - 1)], *body):
+        print("| " + " | ".join(row) + " |")
+    print()
 
 
 def difference(values: Sequence[float]) -> str:

@@ -15,7 +15,7 @@ from ssmpi.report import page
 from ssmpi.run import lockfile
 
 SHIPPED = sorted(Path(__file__).parents[3].glob("jobs/studies/*.toml"))
-RUN_FILES = "base", "days", "movielens", "movielens_schema"  # of scripts, not studies
+RUN_FILES = "base", "days", "dynamic", "dynamic_schema", "movielens", "movielens_schema"  # of scripts, not studies
 STUDY = """
 [study]
 folder = "FOLDER"
