@@ -88,7 +88,7 @@ class PlainDLRM(nn.Module):
     def __init__(self, bottom, top, cardinalities, dim, seed, dense=13):
         super().__init__()
         tables = len(cardinalities)
-        self.bottom, self.top = self._mlp([dense, *bottom]), self._mlp([dim + (tables + 1) * tables // 2, *top])
+        self.bottom, self.top = self._mlp([dense, *bottom]), self._mlp([self.top_inputs(dense, tables, dim), *top])
         generator = np.random.default_rng([seed, 0])
         for layer in (*self.bottom, *self.top):
             outputs, inputs = layer.weight.shape
@@ -98,6 +98,10 @@ class PlainDLRM(nn.Module):
         self.tables = nn.ModuleList(
             nn.EmbeddingBag.from_pretrained(torch.from_numpy(t), freeze=False, mode="sum") for t in tables
         )
+
+    @staticmethod
+    def top_inputs(dense, tables, dim):
+        return dim + (tables + 1) * tables // 2
 
     @staticmethod
     def _mlp(sizes):
@@ -119,7 +123,8 @@ class PlainDLRM(nn.Module):
         return self.top[-1](z).squeeze(1)
 
     def vectors(self, ids):
-        return [table(ids[:, f : f + 1]) for f, table in enumerate(self.tables)]
+        """What each table gives for its feature; a second round of tables has other rows of the same ids."""
+        return [table(ids[:, f % ids.shape[1], None]) for f, table in enumerate(self.tables)]
 
     @staticmethod
     def ids_of(batch):
@@ -161,11 +166,11 @@ class PlainDLRM(nn.Module):
         return np.array(losses)
 
 
-class PlainListDLRM(PlainDLRM):
-    """The same over bags of ids: sums with a weight of each id, since torch has no weighted mean."""
+class OfLists:
+    """Over bags of ids: sums with a weight of each id, since torch has no weighted mean."""
 
     def vectors(self, ids):
-        return [table(*bags) for table, bags in zip(self.tables, ids, strict=True)]
+        return [table(*ids[f % len(ids)]) for f, table in enumerate(self.tables)]
 
     @staticmethod
     def ids_of(batch):
@@ -182,17 +187,21 @@ class PlainListDLRM(PlainDLRM):
         return found
 
 
+class PlainListDLRM(OfLists, PlainDLRM):
+    """DLRM over lists."""
+
+
 class PlainDeepFM(PlainDLRM):
     """The same with DeepFM: first-order weights begin at 0, vectors of dense fields ~ N(0, 0.01^2)."""
 
-    def __init__(self, deep, cardinalities, dim, seed):
+    def __init__(self, deep, cardinalities, dim, seed, dense=13):
         nn.Module.__init__(self)
         generator = np.random.default_rng([seed, 0])
-        self.first = nn.Linear(13, 1)
+        self.first = nn.Linear(dense, 1)
         nn.init.zeros_(self.first.weight)
         nn.init.zeros_(self.first.bias)
-        self.field_vectors = nn.Parameter(self._normal(generator, 0.01**2, (13, dim)))
-        self.deep = self._mlp([39 * dim, *deep, 1])
+        self.field_vectors = nn.Parameter(self._normal(generator, 0.01**2, (dense, dim)))
+        self.deep = self._mlp([(dense + len(cardinalities)) * dim, *deep, 1])
         for layer in self.deep:
             outputs, inputs = layer.weight.shape
             layer.weight.data = self._normal(generator, 2 / (inputs + outputs), (outputs, inputs))
@@ -203,13 +212,14 @@ class PlainDeepFM(PlainDLRM):
         )
 
     def forward(self, dense, ids):
-        rows = [table(ids[:, f % 26, None]) for f, table in enumerate(self.tables)]
-        fields = torch.stack([*(dense[:, i, None] * self.field_vectors[i] for i in range(13)), *rows[:26]], dim=1)
+        found = self.vectors(ids)
+        vectors, weights = found[: len(found) // 2], found[len(found) // 2 :]
+        fields = torch.stack([*(dense[:, i, None] * v for i, v in enumerate(self.field_vectors)), *vectors], dim=1)
         pairs = torch.tril(fields @ fields.transpose(1, 2), diagonal=-1).sum(dim=(1, 2))
         z = fields.flatten(1)
         for layer in self.deep[:-1]:
             z = layer(z).relu()
-        return (self.first(dense) + sum(rows[26:]) + self.deep[-1](z)).squeeze(1) + pairs
+        return (self.first(dense) + sum(weights) + self.deep[-1](z)).squeeze(1) + pairs
 
     @property
     def dense_parameters(self):
@@ -218,8 +228,8 @@ class PlainDeepFM(PlainDLRM):
     @property
     def rows(self):
         """A vector, and its first-order weight behind it."""
-        vectors, weights = super().rows[:26], super().rows[26:]
-        return [np.concatenate(groups, axis=1) for groups in zip(vectors, weights, strict=True)]
+        found, tables = super().rows, len(self.tables) // 2
+        return [np.concatenate(groups, axis=1) for groups in zip(found[:tables], found[tables:], strict=True)]
 
     def dense_parameters_by_name(self):
         named = {
@@ -230,6 +240,10 @@ class PlainDeepFM(PlainDLRM):
         for k, layer in enumerate(self.deep):
             named |= {f"deep.{2 * k}.weight": layer.weight, f"deep.{2 * k}.bias": layer.bias}
         return {name: values.detach().numpy() for name, values in named.items()}
+
+
+class PlainListDeepFM(OfLists, PlainDeepFM):
+    """DeepFM over lists: first-order weights are pooled as vectors are."""
 
 
 def plain_model(config, cardinalities):

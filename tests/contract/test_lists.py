@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from datasets import LIST_CARDINALITIES, make_lists_dataset
-from oracle import PlainListDLRM, train_plainly
+from oracle import PlainListDeepFM, PlainListDLRM, train_plainly
+from own_network import NAMED, write_own
 from runs import batches, train_over_threads
 
 from ssmpi.config import load
@@ -31,20 +33,97 @@ def same(one, other):
         np.testing.assert_array_equal(values, others)
 
 
-def plain_training(config):
-    model = PlainListDLRM(config.model.bottom, config.model.top, LIST_CARDINALITIES, 8, config.run.seed, dense=2)
-    return train_plainly(config, LIST_CARDINALITIES, batches(config), model=model)
+def plain_dlrm(config):
+    return PlainListDLRM(config.model.bottom, config.model.top, LIST_CARDINALITIES, 8, config.run.seed, dense=2)
+
+
+def assert_equal_to(model, losses, run, within=5e-5):
+    assert len(losses) == len(run.losses()) >= 57
+    np.testing.assert_allclose(run.losses(), losses, rtol=2e-5, atol=0)
+    for name, value in model.dense_parameters_by_name().items():
+        np.testing.assert_allclose(run.dense()[name], value, rtol=0, atol=within, err_msg=name)
+    for f, (table, plain) in enumerate(zip(run.tables(), model.rows, strict=True)):
+        np.testing.assert_allclose(table, plain, rtol=0, atol=within, err_msg=f"table {f}")
+
+
+def assert_equals_plain_training(run, model_of):
+    config = load(run.folder / "run.toml")
+    assert_equal_to(*train_plainly(config, LIST_CARDINALITIES, batches(config), model=model_of(config)), run)
 
 
 def test_equals_plain_pytorch(alone):
     """Mean, sum and weighted lists beside features with one id, over 60 iterations."""
-    model, losses = plain_training(load(alone.folder / "run.toml"))
-    assert len(losses) == len(alone.losses()) >= 57
-    np.testing.assert_allclose(alone.losses(), losses, rtol=2e-5, atol=0)
-    for name, value in model.dense_parameters_by_name().items():
-        np.testing.assert_allclose(alone.dense()[name], value, rtol=0, atol=5e-5, err_msg=name)
-    for f, (table, plain) in enumerate(zip(alone.tables(), model.rows, strict=True)):
-        np.testing.assert_allclose(table, plain, rtol=0, atol=5e-5, err_msg=f"table {f}")
+    assert_equals_plain_training(alone, plain_dlrm)
+
+
+@pytest.mark.parametrize("pooling", ["trainer", "server"])
+def test_deepfm_equals_plain_pytorch(data, tmp_path, pooling):
+    """First-order weights are pooled and learned as vectors are."""
+    messages = ("topology.embedding_ps=1", "embedding.transport=messages", f"embedding.pooling={pooling}")
+    run = train_over_threads(tmp_path, data, *ONE, *RATES, *messages, "model.name=deepfm", "model.deepfm.deep=[16,8]")
+    assert_equals_plain_training(
+        run, lambda config: PlainListDeepFM((16, 8), LIST_CARDINALITIES, 8, config.run.seed, 2)
+    )
+    assert all(table[:, -1].any() for table in run.tables()), "first-order weights have learned"
+
+
+OWN = """
+from ssmpi.model.network import DENSE, ROWS, Concat, Network, mlp
+
+def network(inputs):
+    return Network((Concat("all", (DENSE, ROWS)), *mlp("top", "all", [16, 1], last="none")), inputs)
+"""
+
+
+class PlainOwn(PlainListDLRM):
+    """``OWN``: dense features and pooled vectors side by side."""
+
+    @staticmethod
+    def top_inputs(dense, tables, dim):
+        return dense + tables * dim
+
+    def forward(self, dense, ids):
+        first, last = self.top
+        return last(first(torch.cat([dense, *self.vectors(ids)], dim=1)).relu()).squeeze(1)
+
+
+def test_a_custom_network_equals_plain_pytorch(data, tmp_path):
+    """It reads a list as one vector, as any other feature's."""
+    write_own(tmp_path, OWN)
+    run = train_over_threads(tmp_path, data, *ONE, *RATES, NAMED, "topology.embedding_ps=2")
+    assert_equals_plain_training(run, lambda config: PlainOwn((), (16, 1), LIST_CARDINALITIES, 8, config.run.seed, 2))
+
+
+class HalfPushes(torch.optim.SGD):
+    """Steps by gradients in bfloat16. What rounding takes away is added to the next one."""
+
+    def __init__(self, parameters, rate):
+        super().__init__(parameters, rate)
+        self.rest = [torch.zeros_like(parameter) for parameter in parameters]
+
+    def step(self):
+        (group,) = self.param_groups
+        for parameter, rest in zip(group["params"], self.rest, strict=True):
+            rest += parameter.grad
+            parameter.grad = rest.bfloat16().float()
+            rest -= parameter.grad
+        super().step()
+
+
+@pytest.mark.parametrize("codec", ["dense", "threshold:0", "bf16"])
+def test_pushes_by_a_codec_are_those_of_its_formula(data, tmp_path, codec):
+    """Sync PSs take the steps, embedding PSs pool. Nothing is dropped, or what rounding drops comes with the next: it
+    ends 5e-8 from its formula, and 1e-5 from that of the whole gradients.
+    """
+    center = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1", "topology.sync_ps=2")
+    pooled = ("topology.embedding_ps=1", "embedding.transport=messages", "embedding.pooling=server")
+    run = train_over_threads(tmp_path, data, *ONE, *RATES, *center, *pooled, f"sync.codec={codec}")
+    config = load(run.folder / "run.toml")
+    model = plain_dlrm(config)
+    kind = HalfPushes if codec == "bf16" else torch.optim.SGD
+    dense = kind(model.dense_parameters, config.dense.rate)
+    rows = torch.optim.SGD([table.weight for table in model.tables], config.embedding.rate)
+    assert_equal_to(model, model.train_on(batches(config), (dense, rows), config.schedule), run, within=3e-6)
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import make_lists_dataset
 from oracle import train_plainly
 from ranks import ssmpi
 from runs import batches, train, train_over_threads
@@ -92,6 +93,16 @@ def test_threads_give_the_same_bits_as_ranks(trained, tmp_path, small_data):
     """The pretended ranks of the other tests stand for real ones."""
     run = train_over_threads(tmp_path, small_data, *ADAGRAD, "topology.embedding_ps=2")
     assert_same_bits(run, trained(*ADAGRAD, "topology.embedding_ps=0"))
+
+
+def test_lists_pooled_by_a_real_embedding_ps_give_the_bits_of_one_trainer(tmp_path):
+    """Which ``tests/contract/test_lists.py`` compares with plain PyTorch."""
+    data = make_lists_dataset(tmp_path / "data", 900)
+    settings = ("embedding.prefetch=false", "data.batch_size=32", "data.passes=2")
+    pooled = ("topology.embedding_ps=1", "embedding.transport=messages", "embedding.pooling=server")
+    run = train(tmp_path / "ranks", data, *settings, *pooled)
+    assert run.result["bytes"]["embedding_pull"] > 0
+    assert_same_bits(run, train_over_threads(tmp_path / "alone", data, *settings, "topology.embedding_ps=0"))
 
 
 def plain_training(config):

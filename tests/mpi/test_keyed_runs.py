@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from datasets import FEW, make_dataset, make_keyed
 from ranks import ssmpi
-from runs import train
+from runs import train, train_over_threads
 from safetensors.numpy import load_file
 
 from ssmpi.data.reader import SplitReader
@@ -26,7 +26,7 @@ def data(tmp_path_factory):
 
 
 def test_real_ranks_train_by_key_as_by_id_and_score(tmp_path, data):
-    by_id = train(tmp_path / "ids", data[0], *STEPS, "topology.embedding_ps=1")
+    by_id = train_over_threads(tmp_path / "ids", data[0], *STEPS, "topology.embedding_ps=1")
     run = train(tmp_path / "keys", data[1], *STEPS, *DYNAMIC, "topology.embedding_ps=2")
     np.testing.assert_array_equal(run.losses(), by_id.losses())
     for name, values in by_id.dense().items():
