@@ -62,6 +62,22 @@ def inject():
 
 
 @pytest.fixture(scope="session")
+def metrics():
+    """scikit-learn's. Every worker of pytest imports all files of tests: few need what takes long to import."""
+    from sklearn import metrics
+
+    return metrics
+
+
+@pytest.fixture(scope="session")
+def stats():
+    """SciPy's statistics, as ``metrics``."""
+    from scipy import stats
+
+    return stats
+
+
+@pytest.fixture(scope="session")
 def small_data(tmp_path_factory):
     """6,000 training rows in three shards, 600 to validate, 600 to test."""
     return make_dataset(tmp_path_factory.mktemp("small"), rows=6_000, shard=2_300)

@@ -12,7 +12,6 @@ from datasets import make_lists_dataset
 from oracle import train_plainly
 from ranks import ssmpi
 from runs import batches, train, train_over_threads
-from sklearn.metrics import log_loss
 
 from ssmpi.config import load
 from ssmpi.data.reader import SplitReader, suit_block_rows
@@ -127,6 +126,10 @@ def test_equals_plain_pytorch(trained, tmp_path, small_data, settings):
         np.testing.assert_allclose(run.dense()[name], value, rtol=0, atol=5e-5, err_msg=name)
     for f, (table, plain) in enumerate(zip(run.tables(), model.rows, strict=True)):
         np.testing.assert_allclose(table, plain, rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
+
+
+def log_loss(labels, probabilities):
+    return -np.mean(np.log(np.where(labels == 1, probabilities, 1 - probabilities)))
 
 
 def plain_log_loss(model, data, split):

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from ssmpi.bench.lockstep.equivalence import Comparison, holm, judge
 
@@ -19,7 +18,7 @@ def verdict(differences, margin=MARGIN):
     return judge([comparison(differences)], margin, 0.05)[0]
 
 
-def test_the_interval_and_both_tests_are_those_of_the_textbook():
+def test_the_interval_and_both_tests_are_those_of_the_textbook(stats):
     d = np.array([0.001, -0.002, 0.0005, 0.003, -0.001, 0.0015])
     error, t = d.std(ddof=1) / math.sqrt(6), stats.t(df=5)
     found = verdict(d)
@@ -29,7 +28,7 @@ def test_the_interval_and_both_tests_are_those_of_the_textbook():
     assert found.p_equal == pytest.approx(max(t.sf((d.mean() + MARGIN) / error), t.cdf((d.mean() - MARGIN) / error)))
 
 
-def test_tost_decides_as_its_90_percent_interval_does():
+def test_tost_decides_as_its_90_percent_interval_does(stats):
     rng = np.random.default_rng(1)
     for _ in range(100):
         d = rng.normal(0.0015, 0.003, 8)

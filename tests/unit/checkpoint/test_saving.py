@@ -165,8 +165,8 @@ def test_a_file_that_is_never_written_is_named_with_its_rank(what, tmp_path, sma
 
 def test_where_training_waits_a_hang_costs_the_checkpoint(tmp_path, small_data, monkeypatch, said):
     over = hang(monkeypatch, disk, "created", lambda path: "-000001/embedding-0001" in str(path))
-    settings = (*SETTINGS, *TWO, "checkpoint.limit_seconds=5", "checkpoint.background=false")
-    run = train_over_threads(tmp_path, small_data, *settings)
+    once = ("checkpoint.every_examples=3500", "checkpoint.limit_seconds=5", "checkpoint.background=false")
+    run = train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, *once)
     over.set()
     assert run.result["status"] == "complete"
     assert any("embedding_ps 1: " in text and "embedding-0001.h5 is not written after" in text for text in said)

@@ -9,9 +9,6 @@ import h5py
 import numpy as np
 import pytest
 from datasets import FEW, LIST_CARDINALITIES, flip_a_value, make_dataset, make_keyed, make_lists_dataset
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss, roc_auc_score
-from sklearn.preprocessing import OneHotEncoder
 
 from data_prep.check import baseline as module
 from data_prep.check.baseline import baseline
@@ -61,27 +58,37 @@ def report(prepared):
     return baseline(prepared[0])
 
 
-def test_constant(prepared, report):
+@pytest.fixture(scope="session")
+def direct():
+    """scikit-learn's own regression, by strength."""
+    from sklearn.linear_model import LogisticRegression
+
+    return lambda strength: LogisticRegression(C=strength, max_iter=300)
+
+
+def test_constant(prepared, report, metrics):
     train, test = prepared[1]["train"][2], prepared[1]["test"][2]
     assert report["constant"]["rate"] == train.mean()
-    assert report["constant"]["log_loss"] == pytest.approx(log_loss(test, np.full(len(test), train.mean())))
+    assert report["constant"]["log_loss"] == pytest.approx(metrics.log_loss(test, np.full(len(test), train.mean())))
     assert report["constant"]["auc"] == 0.5
     assert report["constant"]["accuracy"] == pytest.approx(1 - test.mean())
     assert report["constant"]["ne"] == pytest.approx(1, abs=0.01)
 
 
-def test_regression_is_a_direct_one(prepared, report):
+def test_regression_is_a_direct_one(prepared, report, metrics, direct):
+    from sklearn.preprocessing import OneHotEncoder
+
     data = prepared[1]
     mean, deviation = data["train"][1].mean(axis=0), data["train"][1].std(axis=0)
     encoder = OneHotEncoder(sparse_output=False).fit(np.tile(np.arange(CARDINALITY)[:, None], 26))
     matrix = {s: np.hstack([encoder.transform(d[0]), (d[1] - mean) / deviation]) for s, d in data.items()}
     found = report["logistic_regression"]
-    model = LogisticRegression(C=found["C"], max_iter=300).fit(matrix["train"], data["train"][2])
+    model = direct(found["C"]).fit(matrix["train"], data["train"][2])
     probability = model.predict_proba(matrix["test"])[:, 1]
     label = data["test"][2]
-    assert found["log_loss"] == pytest.approx(log_loss(label, probability), abs=1e-3)
-    assert found["auc"] == pytest.approx(roc_auc_score(label, probability), abs=1e-3)
-    assert found["ne"] == pytest.approx(found["log_loss"] / log_loss(label, np.full(len(label), label.mean())))
+    assert found["log_loss"] == pytest.approx(metrics.log_loss(label, probability), abs=1e-3)
+    assert found["auc"] == pytest.approx(metrics.roc_auc_score(label, probability), abs=1e-3)
+    assert found["ne"] == pytest.approx(found["log_loss"] / metrics.log_loss(label, np.full(len(label), label.mean())))
 
 
 def test_regression_beats_the_constant(report):
@@ -90,13 +97,13 @@ def test_regression_beats_the_constant(report):
     assert (report["rows"], report["train_rows"]) == (1_500, 4_000)
 
 
-def test_settings_are_best_on_validation(prepared, report):
+def test_settings_are_best_on_validation(prepared, report, metrics):
     data = module.DesignMatrix(prepared[0], module.read_manifest(prepared[0]))
     train, held = data.head("train", 10**6), data.head("validation", 10**6)
     assert (train.label == prepared[1]["train"][2]).all()
 
     def loss(strength):
-        return log_loss(held.label, module._regression(strength).fit(*train).predict_proba(held.matrix)[:, 1])
+        return metrics.log_loss(held.label, module._regression(strength).fit(*train).predict_proba(held.matrix)[:, 1])
 
     chosen = report["logistic_regression"]["C"]
     assert loss(chosen) <= min(loss(chosen / 3), loss(chosen * 3))
@@ -194,7 +201,7 @@ def by_hand(folder, split):
 
 
 @pytest.mark.parametrize("solver", ["lbfgs", "sgd"])
-def test_ids_of_lists_are_pooled_by_hand(tmp_path, solver):
+def test_ids_of_lists_are_pooled_by_hand(tmp_path, solver, metrics, direct):
     """Means, sums with ids that come twice, weights, empty lists; the same regression on what was made by hand."""
     folder = make_lists_dataset(tmp_path, 600)
     split = {name: by_hand(folder, name) for name in ("train", "validation", "test")}
@@ -210,9 +217,9 @@ def test_ids_of_lists_are_pooled_by_hand(tmp_path, solver):
     assert found["solver"] == solver
     assert found["ne"] < 1
     if solver == "lbfgs":
-        model = LogisticRegression(C=found["C"], max_iter=300).fit(matrix["train"], split["train"][0])
+        model = direct(found["C"]).fit(matrix["train"], split["train"][0])
         probability = model.predict_proba(matrix["test"])[:, 1]
-        assert found["log_loss"] == pytest.approx(log_loss(split["test"][0], probability), abs=1e-3)
+        assert found["log_loss"] == pytest.approx(metrics.log_loss(split["test"][0], probability), abs=1e-3)
 
 
 def test_keys_are_refused_by_name(tmp_path):

@@ -2,7 +2,7 @@
 
 import ast
 
-from test_house import TREES
+from test_house import MODULES, tree_of
 
 
 def kernels_of(tree):
@@ -16,9 +16,9 @@ def test_kernels_of_the_model_assign_no_arrays_to_slices():
     """Such an assignment may have to put two shapes into words, for which numba compiles its strings: 4 s of 40."""
     found = [
         f"{module}:{node.lineno}"
-        for module, tree in TREES.items()
+        for module in MODULES
         if module.startswith("ssmpi.model.")
-        for kernel in kernels_of(tree)
+        for kernel in kernels_of(tree_of(module))
         for node in ast.walk(kernel)
         if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant)
         for target in node.targets

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,10 +34,10 @@ def test_examples_in_flight_are_those_of_trainers_that_read():
 
 
 @given(VALUES)
-def test_mean_and_standard_error_are_those_of_scipy(values):
+def test_mean_and_standard_error_are_those_of_scipy(stats, values):
     found = estimate(values)
     assert found.mean == pytest.approx(np.mean(values))
-    assert found.error == pytest.approx(scipy.stats.sem(values), abs=1e-12)
+    assert found.error == pytest.approx(stats.sem(values), abs=1e-12)
 
 
 def test_one_value_has_no_error_and_none_has_no_mean():
@@ -49,13 +48,13 @@ def test_one_value_has_no_error_and_none_has_no_mean():
 
 
 @given(VALUES, st.integers(0, 3))
-def test_runs_of_the_same_seeds_are_compared_in_pairs(values, extra):
+def test_runs_of_the_same_seeds_are_compared_in_pairs(stats, values, extra):
     generator = np.random.default_rng(len(values))
     others = generator.uniform(0.5, 1.5, len(values) + extra)
     found = relative(group(values), group(others), "ne")
     ratios = np.array(values) / others[: len(values)] - 1
     assert found.mean == pytest.approx(ratios.mean())
-    assert found.error == pytest.approx(scipy.stats.sem(ratios), abs=1e-12)
+    assert found.error == pytest.approx(stats.sem(ratios), abs=1e-12)
 
 
 def test_what_seeds_have_in_common_is_not_counted_as_error():
