@@ -2,6 +2,7 @@
 end.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -13,9 +14,12 @@ from datasets import make_dataset
 from ranks import PATIENCE, running, ssmpi
 from runs import Run, write_run_file
 
+from ssmpi import cli
 from ssmpi.checkpoint.store import Store
-from ssmpi.core.errors import STOPPED
+from ssmpi.core.errors import STOPPED, SettingsError
 from ssmpi.core.settings import dump
+from ssmpi.run import resume, run_lock
+from ssmpi.run.request import RunRequest
 
 BROKEN = Path(__file__).with_name("broken.py")
 SETTINGS = (
@@ -73,7 +77,9 @@ def test_killed_stopped_damaged_and_resharded_it_ends_with_every_row(tmp_path, d
     content = bytearray((newest / "embedding-0001.h5").read_bytes())
     content[len(content) // 2] ^= 4
     (newest / "embedding-0001.h5").write_bytes(content)
-    assert ssmpi("inspect", run).code == 2
+    with pytest.raises(SystemExit) as inspected:
+        cli.main(["inspect", str(run)])
+    assert inspected.value.code == 2
     refused = ssmpi("train", "--resume", run, ranks=3)
     assert refused.code == 2
     assert "embedding-0001.h5: damaged" in refused.err
@@ -85,7 +91,7 @@ def test_killed_stopped_damaged_and_resharded_it_ends_with_every_row(tmp_path, d
     ssmpi("train", *whole, ranks=4).check()
     assert Run(run).result["status"] == "complete"
     assert Run(run).result["examples"] == passes * 4_000
-    assert "this run is finished" in ssmpi("train", "--resume", run, ranks=4).check().out
+    assert "this run is finished" in ssmpi("train", "--resume", run, ranks=2).check().out
 
 
 def test_a_stop_that_cannot_be_saved_in_its_budget_ends_the_job(tmp_path, data):
@@ -99,27 +105,26 @@ def test_a_stop_that_cannot_be_saved_in_its_budget_ends_the_job(tmp_path, data):
     assert "no checkpoint within checkpoint.stop_budget_seconds = 0.5" in ended.err
 
 
-def test_two_jobs_do_not_write_one_run(tmp_path, data):
-    """Neither a new one nor one that goes on, while the first lives; once that is killed the next one starts at
-    once.
+def test_two_jobs_do_not_write_one_run(tmp_path, data, monkeypatch):
+    """Neither a new one nor one that goes on may begin while the first lives; once that is killed the next one starts
+    at once.
     """
+    monkeypatch.setattr(run_lock, "ENDING_SECONDS", 0.0)
     config = write_run_file(tmp_path, data, *SETTINGS, "data.passes=100000")
     (tmp_path / "given.toml").write_text(dump(config))
     run = Path(config.run.folder)
-    first = ("train", tmp_path / "given.toml")
-    with running(2, "-m", "ssmpi", *first) as job:
+    with running(2, "-m", "ssmpi", "train", tmp_path / "given.toml") as job:
         deadline = time.monotonic() + PATIENCE
         while not Store(run).committed():
             assert job.process.poll() is None, job.read_so_far()
             assert time.monotonic() < deadline, job.read_so_far()
             time.sleep(0.05)
         holder = next(pid for pid in job.pids() if rank_of(pid) == 0)
-        for others in ((*first, "--overwrite"), ("train", "--resume", run)):
-            refused = ssmpi(*others, ranks=2)
-            assert refused.code == 2, refused.err
-            assert refused.err.count("error: ") == 1
-            assert f"{run}: another job is using this run (process {holder} on host " in refused.err
-            assert f"end it ('kill {holder}')" in refused.err
+        for other in (RunRequest(tmp_path / "given.toml", (), overwrite=True), RunRequest(None, (), run=run)):
+            with contextlib.ExitStack() as held, pytest.raises(SettingsError) as refused:
+                resume.prepare(other, 2, held)
+            assert f"{run}: another job is using this run (process {holder} on host " in str(refused.value)
+            assert f"end it ('kill {holder}')" in str(refused.value)
         assert job.process.poll() is None, job.read_so_far()
         interfere(job, run, signal.SIGKILL, rank=0, checkpoints=1)
     position = json.loads((Store(run).committed()[-1] / "manifest.json").read_text())["state"]["examples"]

@@ -60,12 +60,6 @@ def assert_same_bits(run, reference):
         np.testing.assert_array_equal(table, reference_table)
 
 
-def test_a_run_repeats_to_the_last_bit(trained, tmp_path, small_data):
-    assert_same_bits(
-        train(tmp_path, small_data, *ADAGRAD, "topology.embedding_ps=0"), trained(*ADAGRAD, "topology.embedding_ps=0")
-    )
-
-
 @pytest.mark.parametrize("servers", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_embedding_ps_change_no_bit(trained, servers):
     handout = "static" if servers == 2 else "dynamic"
@@ -88,9 +82,10 @@ def test_neither_servers_nor_handout_nor_ranks_change_a_bit(tmp_path, small_data
             assert_same_bits(run(f"{servers}-{handout}", *overrides), reference)
 
 
-def test_threads_give_the_same_bits_as_ranks(trained, tmp_path, small_data):
+@pytest.mark.parametrize("servers", [0, 2])
+def test_a_run_repeats_to_the_last_bit_over_threads_too(trained, tmp_path, small_data, servers):
     """The pretended ranks of the other tests stand for real ones."""
-    run = train_over_threads(tmp_path, small_data, *ADAGRAD, "topology.embedding_ps=2")
+    run = train_over_threads(tmp_path, small_data, *ADAGRAD, f"topology.embedding_ps={servers}")
     assert_same_bits(run, trained(*ADAGRAD, "topology.embedding_ps=0"))
 
 
