@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from owners import BY_LAYER, BY_ROWS, NETWORK, WHOLE
-from ranks import all_over_mpi, over_mpi, over_threads
+from ranks import all_over_mpi, over_threads
 from sync_bodies import WAITING, close_together, mapped, meet, on_trainers, options
 
 from ssmpi import sync
@@ -30,12 +30,14 @@ def one_round(world, options):
     return on_trainers(world, options, weights, work)
 
 
-@pytest.mark.parametrize("run", [over_threads, over_mpi])
-def test_members_meet_the_same_member_of_the_other_replica(run):
-    found = run(Topology(4, group=2), one_round, options("ma", alpha=1.0, transport="messages"))[:4]
+ONE_ROUND = options("ma", alpha=1.0, transport="messages")
+
+
+def test_members_meet_the_same_member_of_the_other_replica(over_ranks):
     evens, odds = ("trainer 0", "trainer 2"), ("trainer 1", "trainer 3")
     sent = 4.0 * 1_004  # an all-reduce of two: the vector with its weight
-    assert found == [(evens, 50.5, 50.5, sent), (odds, 505.0, 505.0, sent)] * 2
+    for found in (over_threads(Topology(4, group=2), one_round, ONE_ROUND), over_ranks[1]):
+        assert found[:4] == [(evens, 50.5, 50.5, sent), (odds, 505.0, 505.0, sent)] * 2
 
 
 def tell_next(world):
@@ -51,11 +53,13 @@ def tell_next(world):
     return int(found[0]), {name: size for name, size in world.traffic.by_name().items() if size}
 
 
-@pytest.mark.parametrize("run", [over_threads, over_mpi])
-def test_members_of_a_group_talk_apart_and_are_counted_apart(run):
-    found = run(Topology(6, group=3), tell_next)[:6]
-    assert [sender for sender, _ in found] == [2, 0, 1, 5, 3, 4]
-    assert [sent for _, sent in found] == [{"bytes_group": 8.0, "messages_group": 1.0}] * 6
+def test_members_of_a_group_talk_apart_and_are_counted_apart(over_ranks):
+    for found, senders in (
+        (over_threads(Topology(6, group=3), tell_next)[:6], [2, 0, 1, 5, 3, 4]),
+        (over_ranks[0][:4], [1, 0, 3, 2]),
+    ):
+        assert [sender for sender, _ in found] == senders
+        assert [sent for _, sent in found] == [{"bytes_group": 8.0, "messages_group": 1.0}] * len(senders)
 
 
 def step_meanwhile(world, options):
@@ -163,10 +167,16 @@ def test_rounds_of_members_are_those_of_the_whole_vector(chosen, owners):
 OVER_MPI = [options("easgd"), options("easgd", "fixed_rate"), options("async_ps"), options("ma")]
 
 
-def test_members_have_centers_and_teams_of_their_own_in_shared_memory():
+@pytest.fixture(scope="module")
+def over_ranks():
+    """Results of real ranks, by task and rank. One job does all tasks, because it takes seconds to start."""
+    tasks = [(tell_next, ()), (one_round, (ONE_ROUND,)), *((blocks, (chosen, BY_ROWS)) for chosen in OVER_MPI)]
+    return all_over_mpi(Topology(4, 1, 1, 2, group=2), tasks)
+
+
+def test_members_have_centers_and_teams_of_their_own_in_shared_memory(over_ranks):
     """Over real ranks, which map them: as the whole vector over threads, to the bit."""
-    grouped = all_over_mpi(Topology(4, 1, 1, 2, group=2), [(blocks, (chosen, BY_ROWS)) for chosen in OVER_MPI])
-    for chosen, by_rank in zip(OVER_MPI, grouped, strict=True):
+    for chosen, by_rank in zip(OVER_MPI, over_ranks[2:], strict=True):
         flat = over_threads(Topology(2, 2, 1, 2), blocks, chosen, (WHOLE,))
         for trainer, (_, *found) in enumerate(by_rank[:4]):
             replica, member = divmod(trainer, 2)

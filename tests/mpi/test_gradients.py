@@ -81,7 +81,8 @@ def check_one_process(run):
 def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimizer, trainers, servers, transport):
     """Rows that several trainers met in a step too, for either optimizer."""
     ranks = (f"topology.trainers={trainers}", f"topology.embedding_ps={servers}", f"embedding.transport={transport}")
-    check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *optimizer, *ranks))
+    passes = (f"data.passes={2 if trainers == 2 else 1}",)
+    check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *optimizer, *ranks, *passes))
 
 
 @pytest.mark.parametrize("rows", ["adam", "partial_rowwise_adam"])

@@ -1,5 +1,8 @@
-"""Wrong settings, folders and data end a job before it trains, with one message that says what to do."""
+"""Wrong settings, folders and data end a job before it trains, with one message that says what to do. One job of each
+kind is started; what else its first rank refuses, and 'ssmpi launch', is refused in this process.
+"""
 
+import contextlib
 import os
 import shutil
 from dataclasses import replace
@@ -8,9 +11,29 @@ import h5py
 import numpy as np
 import pytest
 from ranks import PATIENCE
-from training_job import ONE_TRAINER, assert_names
+from training_job import ONE_TRAINER, SETTINGS, assert_names
 
+from ssmpi import cli
+from ssmpi.cluster import child_process
+from ssmpi.core.errors import UserError
 from ssmpi.data.schema import read_manifest, write_manifest
+from ssmpi.run import resume
+from ssmpi.run.request import RunRequest
+
+
+@pytest.fixture
+def refused(tmp_path, data):
+    """``refused(*overrides)``: what the first rank of two says before training."""
+
+    def words(*overrides):
+        (tmp_path / "given.toml").write_text(SETTINGS)
+        places = (f"data.folder={data}", f"run.folder={tmp_path / 'run'}")
+        with contextlib.ExitStack() as held, pytest.raises(UserError) as error:
+            resume.prepare(RunRequest(tmp_path / "given.toml", (*places, *overrides)), 2, held)
+        return str(error.value)
+
+    return words
+
 
 # Wrong settings
 
@@ -20,11 +43,15 @@ from ssmpi.data.schema import read_manifest, write_manifest
     [
         ("sync.alhpa=0.5", "unknown key 'sync.alhpa'; did you mean 'alpha'?"),
         ("model.bottom=[32,8]", "model.bottom ends in 8, but embedding.dim = 16"),
-        ("topology.trainers=3", "needs 4 ranks (3 trainer + 1 embedding_ps), got 2: start it with mpirun -n 4"),
     ],
 )
-def test_wrong_settings_are_refused_with_the_arithmetic(start, override, words):
-    assert_names(start(*ONE_TRAINER, override, ranks=2).error(PATIENCE), "trainer 0", 0, words)
+def test_wrong_settings_are_refused_with_the_arithmetic(refused, override, words):
+    assert words in refused(*ONE_TRAINER, override)
+
+
+def test_another_number_of_ranks_is_refused_with_the_arithmetic(start):
+    words = "needs 4 ranks (3 trainer + 1 embedding_ps), got 2: start it with mpirun -n 4"
+    assert_names(start(*ONE_TRAINER, "topology.trainers=3", ranks=2).error(PATIENCE), "trainer 0", 0, words)
 
 
 def test_a_typo_on_the_command_line_is_said_once(start):
@@ -59,12 +86,20 @@ def test_launch_refuses_a_typo_before_it_starts_anything(start):
         ("topology.trainers=3", "topology.trainers = 3 is no multiple of topology.group = 2"),
     ],
 )
-def test_launch_refuses_what_groups_cannot_do_before_it_starts_anything(start, override, words):
+def test_launch_refuses_what_groups_cannot_do_before_it_starts_anything(
+    tmp_path, data, monkeypatch, capsys, override, words
+):
+    started = []
+    monkeypatch.setattr(child_process, "start", started.append)
+    (tmp_path / "given.toml").write_text(SETTINGS)
     group = ("topology.trainers=2", "topology.group=2", "sync.algorithm=ma", "sync.every_iterations=2")
-    code, output = start(*group, override, program=("-m", "ssmpi", "launch")).end(PATIENCE)
-    assert code == 2, output
-    assert words in output
-    assert "mpirun" not in output
+    with pytest.raises(SystemExit) as left:
+        cli.main(["launch", str(tmp_path / "given.toml"), f"data.folder={data}", *group, override])
+    assert left.value.code == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert "mpirun" not in said.err + said.out
+    assert not started
 
 
 # Wrong folders and data
@@ -76,11 +111,11 @@ def test_a_run_that_cannot_be_continued_leaves_no_folder(start, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_folder_in_use_is_left_alone(start, tmp_path):
+def test_a_run_folder_in_use_is_left_alone(refused, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").touch()
-    text = start(*ONE_TRAINER, ranks=2).error(PATIENCE)
-    assert_names(text, "trainer 0", 0, "not empty and not a run folder; choose another run.folder")
+    assert "not empty and not a run folder; choose another run.folder" in refused(*ONE_TRAINER)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
 
 
 def test_a_run_folder_that_cannot_be_made_is_named(start):
@@ -108,10 +143,6 @@ def lose_shard(data):
     second_shard(data).unlink()
 
 
-def truncate_shard(data):
-    os.truncate(second_shard(data), 5_000)
-
-
 def swap_shard(data):
     with h5py.File(data / "train" / "shard-00000.h5", "w") as other:
         other["something"] = np.arange(10)
@@ -124,10 +155,17 @@ def swap_shard(data):
         (lose_manifest, ("manifest.json: missing", "run the same 'ssmpi-prepare criteo' again")),
         (lose_labels, ("no labels; train on a labelled set",)),
         (lose_shard, ("shard-00001.h5: shard is in the manifest but not on disk", "put a whole copy here")),
-        (truncate_shard, ("shard-00001.h5: 5,000 bytes, the manifest says", "prepare the data again")),
         (swap_shard, ("shard-00000.h5", "not this data set's", "prepare the data again")),
     ],
 )
-def test_spoiled_data_is_named(start, data, spoil, words):
+def test_spoiled_data_is_named(refused, data, spoil, words):
     spoil(data)
+    text = refused(*ONE_TRAINER)
+    for word in words:
+        assert word in text
+
+
+def test_spoiled_data_ends_a_job(start, data):
+    os.truncate(second_shard(data), 5_000)
+    words = ("shard-00001.h5: 5,000 bytes, the manifest says", "prepare the data again")
     assert_names(start(*ONE_TRAINER, ranks=2).error(PATIENCE), "trainer 0", 0, *words)

@@ -16,14 +16,14 @@ from ssmpi.model.part import transform
 
 GROUP = ("topology.trainers=2", "topology.group=2")
 ONE_LANE = (*GROUP, "hierarchy.homes=first")
-WAYS = [("data", "auto"), ("stages", "messages")]
-CROSSED = [("data", "messages"), ("stages", "auto")]
+WAYS = [("data", "auto", train), ("stages", "messages", train)]  # over real ranks; the others over threads
+CROSSED = [("data", "messages", train_over_threads), ("stages", "auto", train_over_threads)]
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory, small_data):
     """One trainer's run."""
-    return train(tmp_path_factory.mktemp("one"), small_data, "data.passes=2")
+    return train_over_threads(tmp_path_factory.mktemp("one"), small_data, "data.passes=2")
 
 
 def ways(plan, transport):
@@ -42,14 +42,14 @@ def assert_same(run, other):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("way", WAYS + CROSSED, ids="-".join)
-def test_one_lane_is_one_trainer_to_the_bit(tmp_path, small_data, one, way):
+@pytest.mark.parametrize(("plan", "transport", "run_by"), WAYS + CROSSED)
+def test_one_lane_is_one_trainer_to_the_bit(tmp_path, small_data, one, plan, transport, run_by):
     """And all bytes of both directions are those of the plan; none between members that share memory."""
-    run = train(tmp_path, small_data, *ONE_LANE, *ways(*way), "data.passes=2")
+    run = run_by(tmp_path, small_data, *ONE_LANE, *ways(plan, transport), "data.passes=2")
     assert_same(run, one)
     config, result = load(run.folder / "run.toml"), run.result
     part = transform(config.network, config.places, 0, 0)
-    moved = part.moved(12_000, int(result["iterations"]), 2) if way[1] == "messages" else 0
+    moved = part.moved(12_000, int(result["iterations"]), 2) if transport == "messages" else 0
     assert (result["bytes"]["group"], result["examples"]) == (moved, one.result["examples"])
 
 
@@ -74,9 +74,10 @@ def test_all_lanes_of_both_members_train_every_row_once(tmp_path, small_data, pl
     assert run.quality()["rows"] == 600
 
 
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_two_lanes_of_each_member_over_real_ranks(tmp_path, small_data, way):
-    run = train(tmp_path, small_data, *GROUP, "topology.threads=2", *ways(*way), "evaluate.per_pass=2")
+def test_two_lanes_of_each_member_over_real_ranks(tmp_path, small_data):
+    """By messages; by memory they are in the job that is asked to stop, below."""
+    stages = ways("stages", "messages")
+    run = train(tmp_path, small_data, *GROUP, "topology.threads=2", *stages, "evaluate.per_pass=2")
     assert run.result["examples"] == 6_000
 
 
