@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +26,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ssmpi.comm.rank_memory import Note, ProcessMemory
-from ssmpi.comm.reservation import reserve
-from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped
+from ssmpi.comm.reservation import keep, promise, reserve
+from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped, punch
 from ssmpi.files.log import log
 from ssmpi.host import memory_folder
 
-MAGIC, LAYOUT = b"ssmpimem", 5  # raise LAYOUT with every change of what lies in a file or in a note
+MAGIC, LAYOUT = b"ssmpimem", 6  # raise LAYOUT with every change of what lies in a file or in a note
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, what is missing, length and checksum of the table
 MISSING = struct.Struct("=I")  # a part of it, at this offset:
@@ -72,7 +73,7 @@ class MemoryFile:
         hold(self.file, fcntl.F_RDLCK)
         self._size = 0
         self._key = secrets.token_bytes(KEY)
-        if self._grow(HEADER):
+        if self._grow(HEADER, None):
             self._head = mmap.mmap(self.file, HEADER)
             FIXED.pack_into(self._head, 0, self._key, MAGIC, FILLING, 0, 0)
 
@@ -155,9 +156,9 @@ class MemoryFile:
         with contextlib.suppress(OSError):  # not empty yet, or the supervisor removed it
             self.path.parent.rmdir()
 
-    def place(self, name: str, size: int) -> tuple[np.ndarray, bytes] | None:
+    def place(self, name: str, size: int, first: Sequence[slice] | None = None) -> tuple[np.ndarray, bytes] | None:
         """An array of ``size`` bytes, uint8, and its address; None if there is no room, LostMemoryError if existing
-        memory has no such array.
+        memory has no such array. If it comes in steps, ``first`` are the bytes that are there.
         """
         if self.kept or name in self._table:
             offset, there = self._table.get(name, (0, -1))
@@ -165,18 +166,33 @@ class MemoryFile:
                 raise LostMemoryError(f"{self.path}: '{name}' has {there:,} bytes, not {size:,}")
         else:
             offset = self._size
-            if not self._grow(size):
+            if not self._grow(size, first):
                 return None
             self._table[name] = offset, size
         if not size:
             return np.empty(0, np.uint8), b""
         return np.frombuffer(mapped(self.file, size, offset), np.uint8), address(self.file, offset, self._key)
 
-    def _grow(self, size: int) -> bool:
-        """Reserve ``size`` more bytes; False if there is no room."""
+    def extend(self, name: str, more: slice) -> str:
+        """Reserve bytes of an array that comes in steps; why there is no room for them, empty if there is."""
+        offset, _ = self._table[name]
+        return keep(self.file, self.path.parent, offset + more.start, more.stop - more.start)
+
+    def release(self, name: str, less: slice) -> None:
+        """Free bytes of an array that nobody uses any more."""
+        offset, _ = self._table[name]
+        punch(self.file, slice(offset + less.start, offset + less.stop))
+
+    def _grow(self, size: int, first: Sequence[slice] | None) -> bool:
+        """Reserve ``size`` more bytes, or promise them and reserve the ``first`` ones; False if there is no room."""
+        start, folder = self._size, self.path.parent
         whole = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         if whole and not self._failed:
-            if why := reserve(self.file, self.path.parent, self._size, whole):
+            if first is None:
+                why = reserve(self.file, folder, start, whole)
+            else:
+                why = promise(self.file, folder, slice(start, start + whole), first)
+            if why:
                 self._give_up(why)
             self._size += whole
         return not self._failed
@@ -241,18 +257,30 @@ class _Part:
     def __init__(self, memory: MemoryFile, name: str, *, shared: bool) -> None:
         self._memory, self._name, self._shared = memory, name, shared
         self.address, self.file, self.kept = b"", -1, memory.holds(name)
+        self._own: Memory | None = None  # where there was no room
 
-    def allocate(self, size: int) -> np.ndarray:
-        """uint8 (size,)."""
-        placed = self._memory.place(self._name, size)
+    def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
+        """As ``Memory``."""
+        placed = self._memory.place(self._name, size, first)
         if placed is None:
-            own = ProcessMemory().part(self._name, shared=self._shared)
-            array = own.allocate(size)
+            self._own = own = ProcessMemory().part(self._name, shared=self._shared)
+            array = own.allocate(size, first)
             self.address, self.file = own.address, own.file
             return array
         if self._shared:
             self.address, self.file = placed[1], self._memory.file
         return placed[0]
+
+    def extend(self, more: slice) -> str:
+        """As ``Memory``."""
+        return self._own.extend(more) if self._own else self._memory.extend(self._name, more)
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        if self._own:
+            self._own.release(less)
+        else:
+            self._memory.release(self._name, less)
 
 
 def remove(path: Path) -> None:

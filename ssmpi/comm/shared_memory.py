@@ -17,11 +17,14 @@ import secrets
 import socket
 import struct
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from ssmpi.comm.reservation import allocate, lacking
 from ssmpi.compiled.aligned import aligned
+from ssmpi.host.host_memory import free_memory
 
 HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
 KEY = 16
@@ -29,7 +32,7 @@ KEY = 16
 
 class Memory(Protocol):
     """Allocates one piece of memory; ``kept`` if an earlier process has filled it, so that it must not be
-    initialized.
+    initialized. Of a piece that comes in steps only the bytes that are there may be touched.
     """
 
     @property
@@ -44,8 +47,14 @@ class Memory(Protocol):
     def kept(self) -> bool:
         """Whether it holds the state of an earlier process of this rank."""
 
-    def allocate(self, size: int) -> np.ndarray:
-        """uint8 (size,)."""
+    def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
+        """uint8 (size,). If it comes in steps, ``first`` are the bytes that are there, zeros; else all are."""
+
+    def extend(self, more: slice) -> str:
+        """Let more bytes be there, zeros if they were not; why there is no room for them, empty if there is."""
+
+    def release(self, less: slice) -> None:
+        """Give back bytes that nobody uses any more: whole pages of them are not there then."""
 
 
 class PrivateMemory:
@@ -53,9 +62,22 @@ class PrivateMemory:
 
     address, file, kept = b"", -1, False
 
-    def allocate(self, size: int) -> np.ndarray:
-        """uint8 (size,), not initialized."""
-        return aligned((size,), np.uint8)
+    def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
+        """uint8 (size,), not initialized unless it comes in steps."""
+        if first is None or not size:
+            return aligned((size,), np.uint8)
+        self._pages = in_huge_pages(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        return np.frombuffer(self._pages, np.uint8)
+
+    def extend(self, more: slice) -> str:
+        """As ``Memory``; pages come when they are touched, so it can only tell what is free now."""
+        return lacking(more.stop - more.start, free_memory())
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        start, stop = whole_pages(less)
+        if start < stop:
+            self._pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
 class SharedMemory:
@@ -63,7 +85,7 @@ class SharedMemory:
 
     address, file, kept = b"", -1, False
 
-    def allocate(self, size: int) -> np.ndarray:
+    def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
         """uint8 (size,), zeros; pages are committed when first touched."""
         self.file = file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
@@ -73,6 +95,14 @@ class SharedMemory:
         memory[:KEY] = key
         self.address = address(file, HEADER, key)
         return np.frombuffer(memory, np.uint8)[HEADER:]
+
+    def extend(self, more: slice) -> str:
+        """As ``Memory``."""
+        return allocate(self.file, HEADER + more.start, more.stop - more.start, free_memory())
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        punch(self.file, slice(HEADER + less.start, HEADER + less.stop))
 
 
 def placed(memory: Memory, values: np.ndarray) -> np.ndarray:
@@ -85,10 +115,29 @@ def placed(memory: Memory, values: np.ndarray) -> np.ndarray:
 
 def mapped(file: int, size: int, offset: int = 0) -> mmap.mmap:
     """Map ``size`` bytes of an open file, in huge pages if the system grants them; ``offset`` is page-aligned."""
-    memory = mmap.mmap(file, size, offset=offset)
+    return in_huge_pages(mmap.mmap(file, size, offset=offset))
+
+
+def in_huge_pages(memory: mmap.mmap) -> mmap.mmap:
+    """The same memory, in huge pages if the system grants them."""
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def punch(file: int, less: slice) -> None:
+    """Free the whole pages among some bytes of an open file, in which those who map it find zeros then; they stay where
+    its file system cannot do that.
+    """
+    start, stop = whole_pages(less)
+    if start < stop:
+        with mmap.mmap(file, stop - start, offset=start) as pages, contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_REMOVE)
+
+
+def whole_pages(some: slice) -> tuple[int, int]:
+    """Where the whole pages among some bytes begin and end."""
+    return -(-some.start // mmap.PAGESIZE) * mmap.PAGESIZE, some.stop // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def hold(file: int, kind: int) -> None:

@@ -2,12 +2,14 @@
 
 import gc
 import json
+import mmap
 import os
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,7 +26,7 @@ from ssmpi.comm.shared_memory import attach
 from ssmpi.host import memory_folder
 from ssmpi.host.mpi_environment import SEGMENTS, make_segments_folder
 
-ORIGIN = Origin("run", "trainer 0", 1)
+ORIGIN, PAGE = Origin("run", "trainer 0", 1), mmap.PAGESIZE
 DIES = """
 import os, signal, sys
 from pathlib import Path
@@ -41,6 +43,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "ssmpi-0-run" / "trainer-0"
+
+
+@pytest.fixture
+def shm():
+    """The same in a memory file system: others round what they allocate."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder) / "ssmpi-0-run" / "trainer-0"
 
 
 def left_by(body):
@@ -147,7 +156,7 @@ def test_ranks_of_a_host_do_not_count_on_the_same_room(path, monkeypatch):
 
     monkeypatch.setattr(reservation, "free_memory", free)
     monkeypatch.setattr(reservation.os, "posix_fallocate", reserve)
-    grown = [threading.Thread(target=memory._grow, args=(size,)) for memory in memories]
+    grown = [threading.Thread(target=memory._grow, args=(size, None)) for memory in memories]
     for thread in grown:
         thread.start()
     for thread in grown:
@@ -252,6 +261,77 @@ def test_a_full_file_system_is_no_signal(path, inject, caplog):
     inject(reservation.os, "posix_fallocate", no_room)
     assert memory.array("rows", (4,), np.float32).tolist() == [0, 0, 0, 0]
     assert "No space left on device" in caplog.text
+
+
+SIZE = 64 * PAGE  # in steps: the first page and the tenth are there
+
+
+def in_steps(path, size=SIZE):
+    """A memory file with an array of so many bytes, that array, and how many bytes of the file are there."""
+    memory = MemoryFile(path, ORIGIN)
+    part = memory.part("rows", shared=True)
+    array = part.allocate(size, [slice(0, PAGE), slice(9 * PAGE, 10 * PAGE)])
+    return part, array, lambda: path.stat().st_blocks * 512 - HEADER
+
+
+def test_memory_comes_in_steps_and_goes(shm):
+    part, array, there = in_steps(shm)
+    assert there() == 2 * PAGE
+    array[:4], array[9 * PAGE] = 7, 8
+    others = attach(part.address, SIZE)
+    assert part.extend(slice(PAGE, 4 * PAGE + 5)) == ""
+    assert there() == 6 * PAGE
+    assert not array[PAGE : 5 * PAGE].any()
+    array[3 * PAGE - 1 : 3 * PAGE + 1] = 9
+    assert others[3 * PAGE] == 9
+    assert part.extend(slice(0, 4 * PAGE)) == "", "what is there stays as it is"
+    assert array[:4].tolist() == [7] * 4
+    part.release(slice(3, 4 * PAGE))
+    assert there() == 3 * PAGE, "whole pages of it are gone"
+    assert (array[2], array[9 * PAGE]) == (7, 8)
+
+
+def test_memory_in_steps_is_found_as_it_was(shm):
+    def fill():
+        part, array, _ = in_steps(shm)
+        part.extend(slice(20 * PAGE, 21 * PAGE))
+        array[20 * PAGE] = 5
+        part._memory.ready()
+
+    left_by(fill)
+    part = find(shm).part("rows", shared=False)
+    array = part.allocate(SIZE, [slice(0, PAGE)])
+    assert (array[20 * PAGE], part.kept) == (5, True)
+    assert part.extend(slice(21 * PAGE, 22 * PAGE)) == ""
+    assert shm.stat().st_blocks * 512 == HEADER + 4 * PAGE
+
+
+def test_a_step_without_room_says_why(shm, inject, monkeypatch):
+    part, _, there = in_steps(shm)
+    with monkeypatch.context() as short:
+        short.setattr(reservation, "free_memory", lambda: PAGE - 1.0)
+        assert part.extend(slice(PAGE, 2 * PAGE)) == f"{PAGE:,} bytes are needed, {PAGE - 1:,} are free"
+    inject(reservation.os, "posix_fallocate", no_room)
+    assert "No space left on device" in part.extend(slice(PAGE, 2 * PAGE))
+    assert there() == 2 * PAGE
+
+
+def test_what_ranks_were_promised_is_not_free_for_others(shm, monkeypatch, caplog):
+    """The first one's steps fit, and later ones' memory ends with their processes."""
+    room = 100 * PAGE
+    monkeypatch.setattr(
+        reservation, "_free", lambda _: room - sum(p.stat().st_blocks * 512 for p in shm.parent.iterdir())
+    )
+    part, _, _ = in_steps(shm)
+    other = shm.with_name("trainer-1")
+    whole, steps = (MemoryFile(other, Origin("run", "trainer 1", 1)).part("rows", shared=True) for _ in range(2))
+    for each, first in ((whole, None), (steps, [slice(0, PAGE)])):
+        array = each.allocate(60 * PAGE, first)
+        assert each.extend(slice(PAGE, 60 * PAGE)) == ""
+        array[:] = 1
+        assert not other.exists()
+    assert caplog.text.count("no room for the memory of trainer 1") == 2
+    assert part.extend(slice(0, SIZE)) == ""
 
 
 def test_what_was_filled_before_the_role_began_is_there_and_nothing_else(path):

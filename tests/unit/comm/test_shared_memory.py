@@ -1,6 +1,7 @@
 """Memory that another process maps: found by its address, and nothing else taken for it."""
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ssmpi.comm import shared_memory
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.shared_memory import HEADER, PrivateMemory, SharedMemory, attach
 
@@ -79,3 +81,18 @@ def test_messages_need_none():
     assert isinstance(memory.part("rows", shared=False), PrivateMemory)
     assert isinstance(memory.part("rows", shared=True), SharedMemory)
     np.testing.assert_equal(len(PrivateMemory().allocate(12)), 12)
+
+
+@pytest.mark.parametrize("kind", [PrivateMemory, SharedMemory])
+def test_memory_of_a_process_comes_in_steps_too(kind, monkeypatch):
+    memory, size = kind(), 50 * mmap.PAGESIZE
+    array = memory.allocate(size, [slice(0, 100)])
+    array[:100] = 1
+    assert memory.extend(slice(100, size)) == ""
+    assert not array[100:].any()
+    array[:] = 2
+    memory.release(slice(40, size))
+    assert (array[: mmap.PAGESIZE] == 2).all()
+    assert not array[2 * mmap.PAGESIZE : -mmap.PAGESIZE].any(), "other pages come anew when they are touched"
+    monkeypatch.setattr(shared_memory, "free_memory", lambda: 5.0)
+    assert memory.extend(slice(0, 7)) == "7 bytes are needed, 5 are free"
