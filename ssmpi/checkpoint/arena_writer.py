@@ -33,7 +33,7 @@ class ArenaWriter:
         it is not written within the limit, that counts as a failure.
         """
         assert self._writing is None or self._writing.done(), "a save is begun before the last one has ended"
-        needed = arena.weights.nbytes + arena.state.nbytes
+        needed = arena.used * arena.options.row_bytes
         if background and not self._copies and needed * self._sharers > free_memory() * MOST:
             log.warning(f"no memory for a copy of {needed / 1e9:.1f} GB: training waits while the rows are written")
             background = False

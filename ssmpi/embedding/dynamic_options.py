@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import COUNT, EXAMPLES, require, suggestion, within
-from ssmpi.embedding.key_kernels import HEAD, RESERVED, powers
+from ssmpi.embedding.key_kernels import RESERVED
+from ssmpi.embedding.keyed_memory import KeyLayout
 
 SLACK = 6.0  # standard deviations by which a PS may have more than its share of the keys
 
@@ -56,10 +57,9 @@ class KeyOptions:
         spread = SLACK * math.sqrt(share) if servers > 1 else 0.0
         return RESERVED + min(self.keys, math.ceil(share + spread))
 
-    def bytes_beside(self, rows: int) -> int:
-        """Memory of one feature's map on one PS, of so many rows."""
-        slots = 16 * powers(rows)
-        return 8 * HEAD + 16 * rows + slots * (2 if self.counts else 1)
+    def layout(self, rows: int) -> KeyLayout:
+        """Of what is beside at most so many rows of one feature on one PS."""
+        return KeyLayout(rows, self.counts)
 
 
 @dataclass(frozen=True)

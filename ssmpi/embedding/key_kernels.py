@@ -3,7 +3,8 @@
 A map is open addressing over ``slots`` int64 (2 * a power of two,): key and row of each slot side by side, so that a
 probe reads one cache line. Key 0 marks a free slot: it means a missing value and is never in a map. One thread inserts
 while others look up: an entry's row is stored before its key, so that they see whole entries. Nothing is removed: when
-rows are freed, the map is filled anew while nobody reads it.
+rows are freed, the map is filled anew while nobody reads it. A table that grows fills a larger map behind the one that
+others read, and then stores the SLOTS of its head, by which they find it (``keyed_memory``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SEEN = -(2**63)  # date of a row that was looked up since the last pause; those 
 
 # Words of a keyed table's head
 CURSOR, END, USED, ADMITTED, EXPIRED, EVICTED, REFUSED, COUNTED = range(8)
+SLOTS, ROOM, SIGHTING_SLOTS = range(8, 11)  # of the map; rows there is memory for; in a line that changes seldom
 HEAD = 16
 
 
@@ -54,6 +56,35 @@ def find(slots: np.ndarray, key: int) -> int:
         if there == 0:
             return NOT_FOUND
         slot = (slot + 1) & mask
+
+
+@njit(cache=True, nogil=True)
+def slots_of(maps: np.ndarray) -> np.ndarray:
+    """The slots int64 (2 * SLOTS,) of the map to read now, of a table's head with all its ``maps``."""
+    count: int = atomic.load_word(maps.ctypes.data + 8 * SLOTS)  # type: ignore[call-arg]  # numba gives the first
+    return maps[HEAD + 2 * count : HEAD + 4 * count]
+
+
+@njit(cache=True, nogil=True)
+def grow_map(maps: np.ndarray, keys: np.ndarray, count: int) -> None:
+    """Fill a map of ``count`` slots from the key of each row, then let it be read. Its memory may hold anything."""
+    refill(maps[HEAD + 2 * count : HEAD + 4 * count], keys)
+    atomic.store_word(maps.ctypes.data + 8 * SLOTS, count)  # type: ignore[call-arg]
+
+
+@njit(cache=True, nogil=True)
+def grow_sightings(sightings: np.ndarray, head: np.ndarray, count: int) -> None:
+    """Copy the sightings to ``count`` slots, where anything may lie, then let them count: only then those are true."""
+    before, after = sightings[2 * head[SIGHTING_SLOTS] :][: 2 * head[SIGHTING_SLOTS]], sightings[2 * count : 4 * count]
+    after[:] = 0
+    mask = count - 1
+    for old in range(0, before.size, 2):
+        if before[old] != 0:
+            slot = np.int64(mix(uint64(before[old])) & uint64(mask))
+            while after[2 * slot] != 0:
+                slot = (slot + 1) & mask
+            after[2 * slot], after[2 * slot + 1] = before[old], before[old + 1]
+    atomic.store_word(head.ctypes.data + 8 * SIGHTING_SLOTS, count)  # type: ignore[call-arg]
 
 
 @njit(cache=True, nogil=True)

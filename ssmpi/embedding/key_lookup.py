@@ -17,7 +17,7 @@ class KeyTables(Protocol):
 
     @property
     def maps(self) -> Sequence[Sequence[np.ndarray]]:
-        """Slots and dates of each server's features in turn, int64, empty arrays if they are not mapped."""
+        """Head with maps and dates of each server's features in turn, int64, empty arrays if they are not mapped."""
 
     def find(self, asked: Sequence[np.ndarray], thread: int) -> list[np.ndarray]:
         """The ids int32 (n,) of what is ``asked`` of each server: int64 (n, 3), key, feature and how often it is looked
@@ -80,7 +80,7 @@ class KeyLookup:
         self._sources[list(keyed)], self._sources[plain] = np.arange(len(keyed)), -1 - np.arange(len(plain))
         self._servers = len(tables.maps)
         by_feature = [maps[2 * k : 2 * k + 2] for k in range(len(keyed)) for maps in tables.maps]
-        self._all_mapped = all(slots.size for slots, _ in by_feature)
+        self._all_mapped = all(map_.size for map_, _ in by_feature)
         self._maps = KernelArgs((), [array for pair in by_feature for array in pair])
         self._ids = DistinctIds(0, features)
 

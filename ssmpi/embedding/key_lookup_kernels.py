@@ -14,7 +14,7 @@ from ssmpi.compiled.cache_lines import ask, ask_to_write
 from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import mix, numbered
-from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN, SHARED_ID, find, owner_of
+from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN, SHARED_ID, find, owner_of, slots_of
 
 # Places in the room of a batch: distinct values, their ids, how many of them each feature has; which one is at each
 # position; the table that finds them; which keys are unknown
@@ -74,6 +74,16 @@ def ids_of(maps: np.ndarray, servers: int, keys: np.ndarray, ids: np.ndarray, da
 
 
 @njit(cache=True, nogil=True)
+def as_they_are(maps: np.ndarray, now: np.ndarray) -> None:
+    """Write the words of slots and dates of one feature's tables to ``now``, from those of head with maps and dates."""
+    now[:] = maps
+    for place in range(0, maps.size, 4):
+        if maps[place + 1]:
+            slots = slots_of(array_at(maps, place, np.int64))
+            now[place], now[place + 1] = slots.ctypes.data, slots.size
+
+
+@njit(cache=True, nogil=True)
 def translate(
     maps: np.ndarray, room: np.ndarray, servers: int, sources: np.ndarray, batch: tuple[np.ndarray, np.ndarray],
     dates: bool,
@@ -83,10 +93,10 @@ def translate(
     room's UNKNOWN has their places, feature * batch + number.
 
     ``sources`` int64 (features,): column of the keys, or -1 minus that of the ids. ``maps`` are the words of
-    ``KernelArgs``: slots and dates of each keyed feature on each PS, empty where they are not mapped; ``room`` those of
-    arrays for a batch of this size. ``dates`` marks rows as seen.
+    ``KernelArgs``: head with maps and dates of each keyed feature on each PS, empty where they are not mapped; ``room``
+    those of arrays for a batch of this size. ``dates`` marks rows as seen.
     """
-    values, keys = batch
+    (values, keys), now = batch, np.empty(4 * servers, np.int64)
     slots, unknown, missed = array_at(room, SLOTS, np.int32), array_at(room, UNKNOWN, np.int64), 0
     all_known, all_found = array_at(room, KNOWN, np.int64), array_at(room, FOUND, np.int32)
     counts, rows = array_at(room, COUNTS, np.int64), keys.shape[0]
@@ -100,8 +110,8 @@ def translate(
                 found[d] = known[d]
         else:
             count = distinct(keys[:, source], slots, known, places)
-            own = maps[4 * servers * source : 4 * servers * (source + 1)]
-            ids_of(own, servers, known[:count], found, dates)
+            as_they_are(maps[4 * servers * source : 4 * servers * (source + 1)], now)
+            ids_of(now, servers, known[:count], found, dates)
             for d in range(count):
                 if found[d] == NOT_FOUND:
                     found[d] = SHARED_ID

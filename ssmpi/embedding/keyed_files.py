@@ -89,9 +89,10 @@ class KeyedLoad:
         before = self._continued.examples if self._continued else 0
         rows = self._table.place(keys[mine], group["seen"][()][mine] - before)
         if len(rows) < len(mine):
+            why = self._table.no_memory or "raise its keys in embedding.dynamic, or set them back"
             raise DataError(
                 f"{path}: {len(mine):,} keys of table {self._part.table} belong to one embedding PS, which has room for"
-                f" {len(rows):,} more: raise its keys in embedding.dynamic, or set them back"
+                f" {len(rows):,} more: {why}"
             )
         for start in range(0, len(mine), ROWS_AT_A_TIME):
             some = slice(start, start + ROWS_AT_A_TIME)

@@ -2,20 +2,19 @@
 
 Its rows lie in the PS's arena. Only one process writes here, its PS; trainers of the host read the map and date rows.
 ``keys`` is the truth and the map follows from it: a process that finds this memory fills the map anew, so that a kill
-at any moment leaves whole rows.
+at any moment leaves whole rows. Memory comes in steps (``keyed_memory``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding.dynamic_options import KeyOptions
-
-if TYPE_CHECKING:
-    from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.keyed_memory import AllThere, Room
+from ssmpi.files.log import log
 
 FREED = 8  # a full table frees one row in so many
 
@@ -33,8 +32,8 @@ class Beginning(NamedTuple):
 
 
 class KeyCounts(NamedTuple):
-    """Of one feature on one PS: keys with rows, rows for keys, and how many keys were admitted, expired, evicted from
-    the full table, and refused because it was full, each time.
+    """Of one feature on one PS: keys with rows, the most rows for keys, and how many keys were admitted, expired,
+    evicted from the full table, and refused because it was full, each time; rows for keys that there is memory for.
     """
 
     keys: int
@@ -43,55 +42,82 @@ class KeyCounts(NamedTuple):
     expired: int
     evicted: int
     refused: int
-
-
-class KeyMemory:
-    """How the maps of a PS lie in its memory of ``size`` bytes: ``places`` has the slice of each keyed table."""
-
-    def __init__(self, placement: Placement, server: int) -> None:
-        self.places, self.size = dict[int, slice](), 0
-        self._rows = {part.table: part.rows for part in placement.keyed_parts_of(server)}
-        for part in placement.keyed_parts_of(server):
-            end = self.size + placement.dynamic[part.table].bytes_beside(part.rows)
-            self.places[part.table], self.size = slice(self.size, end), end
-
-    def maps(self, memory: np.ndarray, table: int) -> list[np.ndarray]:
-        """What a trainer uses of a table: its slots and dates, int64."""
-        words = memory[self.places[table]].view(np.int64)
-        *_, seen, slots, _ = np.split(words, edges_of(self._rows[table]))
-        return [slots, seen]
-
-
-def edges_of(rows: int) -> np.ndarray:
-    """Where head, keys, dates and slots of a table end in its memory, in words; candidates follow."""
-    return np.cumsum([kernels.HEAD, rows, rows, 2 * kernels.powers(rows)])
+    room: int
 
 
 class KeyedTable:
-    """``memory`` uint8 (``options.bytes_beside(rows)``,) of zeros, or ``kept`` from an earlier process; ``values`` are
-    the feature's rows: weights float32 (rows, width) and state float32 (rows, groups). Rows beyond those ever used are
-    never touched.
+    """``memory`` uint8 (``options.layout(rows).size``,) of zeros, or ``kept`` from an earlier process; ``values`` are
+    the feature's rows: weights float32 (rows, width) and state float32 (rows, groups). There is memory for the first of
+    them, and ``more`` makes room for others; rows beyond those ever used are never touched.
     """
 
     def __init__(
         self, options: KeyOptions, memory: np.ndarray, values: tuple[np.ndarray, np.ndarray], begin: Beginning, *,
-        kept: bool,
+        kept: bool, more: Room | None = None,
     ) -> None:  # fmt: skip
-        rows, words = len(values[0]), memory.view(np.int64)
-        self.head, self.keys, self.seen, self.slots, self._candidates = np.split(words, edges_of(rows))
+        self._layout, self._more = options.layout(len(values[0])), more or AllThere()
+        self.maps, self.keys, self.seen, self._sightings = self._layout.split(memory)
+        self.head = self.maps[: kernels.HEAD]
         self._options, self._values, self._begin = options, values, begin
+        self.no_memory = ""  # why there is none for another step, since the last pause
+        self._released = 0
         if kept:
             self._refill()
+        else:
+            first = self._layout.first, kernels.powers(self._layout.first)
+            self.head[kernels.ROOM], self.head[kernels.SLOTS] = first
+            self.head[kernels.SIGHTING_SLOTS] = first[1] * options.counts
 
     def resolve(self, asked: np.ndarray, times: np.ndarray) -> np.ndarray:
         """The rows int64 (n,) of keys int64 (n,) that are looked up ``times`` int64 (n,) now, which may be given one;
         NOT_FOUND where the shared row serves. Keys with 0 times are only looked up.
         """
+        new = int(np.count_nonzero(times))
+        self._make_room(new)
+        self._make_room_to_count(new)
         out, options = np.empty(len(asked), np.int64), self._options
-        tables = self.head, self.slots, self.keys, self.seen, self._candidates
+        keys = self.keys[: self.head[kernels.ROOM]]
+        tables = self.head, kernels.slots_of(self.maps), keys, self.seen, self._candidates
         rule = options.admit_after, options.admit_probability
         kernels.resolve(tables, self._values, asked, times, rule, tuple(self._begin), out)
         return out
+
+    def _make_room(self, new: int) -> None:
+        """Make room for so many ``new`` keys, as far as limit and memory allow."""
+        head, room = self.head, int(self.head[kernels.ROOM])
+        wanted = self._layout.step(room, kernels.RESERVED + int(head[kernels.USED]) + new)
+        if wanted == room or self.no_memory:
+            return
+        rows, slots, more = slice(room, wanted), kernels.powers(wanted), self._more
+        why = more.extend_rows(rows) or next(filter(None, map(more.extend, self._layout.of_rows(rows))), "")
+        if not why and slots > head[kernels.SLOTS]:
+            why = more.extend(self._layout.of_map(slice(slots, 2 * slots)))
+            if not why:
+                kernels.grow_map(self.maps, self.keys[: head[kernels.END]], slots)
+        if why:
+            self._say(f"rows of more than {room - kernels.RESERVED:,} keys", why)
+        else:
+            head[kernels.ROOM] = wanted
+
+    def _make_room_to_count(self, new: int) -> None:
+        """Make room for sightings of so many ``new`` keys, as far as limit and memory allow."""
+        head, before = self.head, int(self.head[kernels.SIGHTING_SLOTS])
+        slots = min(self._layout.slots, kernels.powers(int(head[kernels.COUNTED]) + new))
+        if slots <= before or before == 0 or self.no_memory:
+            return
+        if why := self._more.extend(self._layout.of_sightings(slice(slots, 2 * slots))):
+            self._say(f"counts of more than {before // 2:,} new keys", why)
+        else:
+            kernels.grow_sightings(self._sightings, head, slots)
+
+    def _say(self, what: str, why: str) -> None:
+        """There is no memory for another step; the next pause tries again."""
+        self.no_memory = why
+        log.warning(
+            f"table {self._begin.table}: no memory for {what} ({why}): until there is, the table is as if it were full:"
+            " new keys share a row, and at the next pause those not looked up for longest lose theirs. Make room, or"
+            " lower keys in embedding.dynamic"
+        )
 
     def sweep(self, now: int) -> None:
         """Training pauses after ``now`` examples, and nobody looks up keys: date what was seen, free what is too old,
@@ -101,21 +127,31 @@ class KeyedTable:
         head = self.head
         expired = kernels.age(self.keys[: head[kernels.END]], self.seen, now, self._options.expire_after_examples)
         head[kernels.EXPIRED] += expired
-        evicted = self._evict(int(head[kernels.USED]) - expired) if head[kernels.CURSOR] == len(self.keys) else 0
+        evicted = self._evict(int(head[kernels.USED]) - expired) if head[kernels.CURSOR] == head[kernels.ROOM] else 0
         if expired or evicted:
             self._refill()
         head[kernels.CURSOR] = 0
-        if 2 * head[kernels.COUNTED] > len(self._candidates) // 2 > 0:
+        full = head[kernels.SIGHTING_SLOTS] == self._layout.slots or self.no_memory
+        if full and 2 * head[kernels.COUNTED] >= len(self._candidates) // 2:
             self._candidates[:] = 0
             head[kernels.COUNTED] = 0
+        self._release()
+
+    def _release(self) -> None:
+        """Give back smaller maps and their sightings, which nobody reads any more, and ask for memory again."""
+        slots, sightings = int(self.head[kernels.SLOTS]), int(self.head[kernels.SIGHTING_SLOTS])
+        if slots + sightings > self._released:
+            self._more.release(self._layout.of_map(slice(0, slots)))
+            self._more.release(self._layout.of_sightings(slice(0, sightings)))
+        self._released, self.no_memory = slots + sightings, ""
 
     def _refill(self) -> None:
         """Fill the map anew from the keys of the rows."""
-        self.head[kernels.USED] = kernels.refill(self.slots, self.keys[: self.head[kernels.END]])
+        self.head[kernels.USED] = kernels.refill(kernels.slots_of(self.maps), self.keys[: self.head[kernels.END]])
 
     def _evict(self, used: int) -> int:
         """Free rows until one in FREED is free; how many."""
-        room = len(self.keys) - kernels.RESERVED
+        room = int(self.head[kernels.ROOM]) - kernels.RESERVED
         wanted = max(0, used - (room - max(1, room // FREED)))
         rows = self.in_use()
         oldest = rows[np.lexsort((self.keys[rows], self.seen[rows]))[:wanted]]
@@ -131,12 +167,19 @@ class KeyedTable:
         """Give the next rows to keys int64 (n,) of a saved table, seen at the dates int64 (n,), whose values the caller
         sets: their rows. Fewer than asked for if there is no room.
         """
+        self._make_room(len(keys))
         first = max(kernels.RESERVED, int(self.head[kernels.END]))
-        rows = np.arange(first, min(first + len(keys), len(self.keys)))
+        rows = np.arange(first, min(first + len(keys), int(self.head[kernels.ROOM])))
         self.seen[rows], self.keys[rows] = seen[: len(rows)], keys[: len(rows)]
         self.head[kernels.END] = first + len(rows)
         self._refill()
         return rows
+
+    @property
+    def _candidates(self) -> np.ndarray:
+        """Keys and sightings in the slots that count, int64; empty if none are counted."""
+        slots = int(self.head[kernels.SIGHTING_SLOTS])
+        return self._sightings[2 * slots : 4 * slots]
 
     def candidates(self) -> np.ndarray:
         """Keys without a row and how often each was looked up, int64 (n, 2)."""
@@ -146,6 +189,7 @@ class KeyedTable:
     def see(self, candidates: np.ndarray) -> None:
         """Add such sightings, of keys that are counted."""
         if self._options.counts:
+            self._make_room_to_count(len(candidates))
             for key, times in candidates.tolist():
                 kernels.count(self._candidates, self.head, key, times)
 
@@ -160,5 +204,5 @@ class KeyedTable:
         head = self.head.tolist()
         return KeyCounts(
             head[kernels.USED], len(self.keys) - kernels.RESERVED, head[kernels.ADMITTED], head[kernels.EXPIRED],
-            head[kernels.EVICTED], head[kernels.REFUSED],
+            head[kernels.EVICTED], head[kernels.REFUSED], head[kernels.ROOM] - kernels.RESERVED,
         )  # fmt: skip

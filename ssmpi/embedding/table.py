@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,8 @@ from ssmpi.core.settings import FLOAT32, require, within
 from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.keyed_files import Continued, KeyedLoad, Loading
-from ssmpi.embedding.keyed_table import Beginning, KeyCounts, KeyedTable, KeyMemory
+from ssmpi.embedding.keyed_memory import ArenaRoom, KeyMemory
+from ssmpi.embedding.keyed_table import Beginning, KeyCounts, KeyedTable
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
 
@@ -106,6 +107,11 @@ class RowOptions:
         """Memory of one row with its optimizer state."""
         return 4 * (self.layout.width + self.optimizer.floats)
 
+    def bytes_of(self, rows: slice, count: int) -> list[slice]:
+        """Where weights and state of some rows lie in the memory of an array of ``count`` rows."""
+        sizes, edges = (4 * self.layout.width, 4 * self.optimizer.floats), (0, 4 * count * self.layout.width)
+        return [slice(e + s * rows.start, e + s * rows.stop) for s, e in zip(sizes, edges, strict=True)]
+
 
 class RowArray:
     """``weights`` float32 (rows, width) and their optimizer's ``state`` float32 (rows, floats of one), one after the
@@ -157,14 +163,16 @@ class Arena(RowArray):
         memory: Memory | None = None,
         keys: Memory | None = None,
     ) -> None:
-        count = placement.rows_of(server)
+        count, layout = placement.rows_of(server), KeyMemory(placement, server)
         memory = memory or PrivateMemory()
-        super().__init__(options, memory.allocate(count * options.row_bytes), count)
+        there = [slice(p.base, p.base + layout.first_of(p)) for p in placement.parts_of(server)]
+        first = [each for rows in there for each in options.bytes_of(rows, count)] if placement.keyed else None
+        super().__init__(options, memory.allocate(count * options.row_bytes, first), count)
         self.placement, self.server, self._seed = placement, server, seed
         self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
         if not memory.kept:
             self._fill()
-        self.keyed = self._keyed_tables(keys or PrivateMemory()) if placement.keyed else {}
+        self.keyed = self._keyed_tables(layout, memory, keys or PrivateMemory()) if placement.keyed else {}
 
     def _fill(self) -> None:
         """Set all rows to their initial values; of a keyed table the reserved ones."""
@@ -190,24 +198,22 @@ class Arena(RowArray):
         dynamic = self.placement.dynamic.get(part.table)
         return 1.0 / math.sqrt(dynamic.keys if dynamic else self.cardinalities[part.table])
 
-    def _keyed_tables(self, memory: Memory) -> dict[int, KeyedTable]:
-        """The keyed tables by number, over the maps in ``memory``."""
-        layout, vector = KeyMemory(self.placement, self.server), self.options.layout.vector
-        words = memory.allocate(layout.size)
-        if not memory.kept and memory.file < 0:
-            words[:] = 0
-        found = {}
+    def _keyed_tables(self, layout: KeyMemory, memory: Memory, keys: Memory) -> dict[int, KeyedTable]:
+        """The keyed tables by number, whose rows are in ``memory`` and all else in ``keys``."""
+        beside, found, count = keys.allocate(layout.size, layout.beginning()), {}, len(self.weights)
         for part in self.placement.keyed_parts_of(self.server):
-            rows = slice(part.base, part.base + part.rows)
-            begin = Beginning(self._seed, part.table, vector, self._bound(part), self.options.optimizer.initial)
-            values, mine = (self.weights[rows], self.state[rows]), words[layout.places[part.table]]
-            found[part.table] = KeyedTable(self.placement.dynamic[part.table], mine, values, begin, kept=memory.kept)
+            rows, place = slice(part.base, part.base + part.rows), layout.places[part.table]
+            initial = self._bound(part), self.options.optimizer.initial
+            begin = Beginning(self._seed, part.table, self.options.layout.vector, *initial)
+            more = ArenaRoom(memory, partial(self.options.bytes_of, count=count), part.base, keys, place.start)
+            options, values = self.placement.dynamic[part.table], (self.weights[rows], self.state[rows])
+            found[part.table] = KeyedTable(options, beside[place], values, begin, kept=keys.kept, more=more)
         return found
 
     @property
     def maps(self) -> list[np.ndarray]:
-        """Slots and dates of each keyed table."""
-        return [array for table in self.keyed.values() for array in (table.slots, table.seen)]
+        """Head with maps and dates of each keyed table."""
+        return [array for table in self.keyed.values() for array in (table.maps, table.seen)]
 
     def find(self, asked: np.ndarray) -> np.ndarray:
         """The ids int32 (n,) of keys that a trainer asks for, as ``KeyTables.find`` has them; DataError if a feature is
@@ -225,7 +231,7 @@ class Arena(RowArray):
         return answers
 
     def sweep(self, samples: int) -> np.ndarray:
-        """Training pauses after so many ``samples``: the counts of each keyed table, int64 (tables, 6), in the order of
+        """Training pauses after so many ``samples``: the counts of each keyed table, int64 (tables, 7), in the order of
         ``KeyCounts``.
         """
         for table in self.keyed.values():

@@ -20,7 +20,8 @@ from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
-from ssmpi.embedding.keyed_table import KeyCounts, KeyMemory
+from ssmpi.embedding.keyed_memory import KeyMemory
+from ssmpi.embedding.keyed_table import KeyCounts
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.status_exchange import StatusExchange
 from ssmpi.embedding.table import RowArray, RowOptions
@@ -103,7 +104,7 @@ class RemoteTables:
             ) from error
 
     def _attach_maps(self, index: int, address: str) -> list[np.ndarray]:
-        """Slots and dates of each keyed table of one PS, mapped from its memory."""
+        """Head with maps and dates of each keyed table of one PS, mapped from its memory."""
         layout = self._layouts[index]
         memory = attach(address, layout.size)
         return [array for table in layout.places for array in layout.maps(memory, table)]
@@ -121,7 +122,7 @@ class RemoteTables:
 
     def sweep(self, samples: int) -> list[np.ndarray]:
         """While nothing is in flight and no trainer looks up keys: let every PS free rows, after so many ``samples`` of
-        all trainers; their counts, as ``KeyCounts``, int64 (keyed features, 6).
+        all trainers; their counts, as ``KeyCounts``, int64 (keyed features, 7).
         """
         message, size = np.array([samples], np.int64), 8 * self._keys * len(KeyCounts._fields)
         asked = [self._ask(server, wire.SWEEP, message, size) for server in self._servers]

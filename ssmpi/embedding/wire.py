@@ -23,7 +23,7 @@ APPLIED    nothing                                                         int64
                                                                            pushes, and how many were applied
 FIND       int64 (n, 3): key, number among the keyed features, how often   ids int32 (n,)
            it is looked up now
-SWEEP      int64: how many samples all trainers have done, while they      int64 (keyed features, 6): ``KeyCounts``
+SWEEP      int64: how many samples all trainers have done, while they      int64 (keyed features, 7): ``KeyCounts``
            pause
 ========== =============================================================== =============================================
 """

@@ -27,8 +27,9 @@ def bar(rows: int, earlier: int) -> Any:
 def keys_of(feature: str, counts: Mapping[str, int]) -> str:
     """What the dynamic table of a feature holds, in one line."""
     refused = f", {counts['refused']:,} lookups refused" if counts["refused"] else ""
+    room = f" (memory for {counts['room']:,})" if "room" in counts else ""  # older ones had it all
     return (
-        f"{feature}: {counts['keys']:,} of at most {counts['rows']:,} keys: {counts['admitted']:,} admitted,"
+        f"{feature}: {counts['keys']:,} of at most {counts['rows']:,} keys{room}: {counts['admitted']:,} admitted,"
         f" {counts['expired']:,} expired, {counts['evicted']:,} evicted{refused}"
     )
 

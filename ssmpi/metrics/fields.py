@@ -71,6 +71,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "expired": ((KEYS,), "those of them that lost their rows because they were not looked up for long"),
     "evicted": ((KEYS,), "those that lost them because the table was full"),
     "refused": ((KEYS,), "how often a new key got no row so far, because the table was full"),
+    "room": ((KEYS,), "keys that there is memory for so far: it comes in steps up to `rows`"),
     "name": ((CHECKPOINT,), "folder of the checkpoint"),
     "O_save": ((CHECKPOINT,), "seconds of training that it cost: the sum of the next two, never less than the first"),
     "standstill_seconds": ((CHECKPOINT,), "seconds that training was paused for it"),

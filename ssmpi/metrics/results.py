@@ -97,9 +97,11 @@ class RunResults:
         for feature, now in keys.items():
             refused = now.refused - self.keys.get(feature, {}).get("refused", 0)
             if refused > 0:
+                memory = f"; there is memory for {now.room:,}" if now.room < now.rows else ""
                 log.warning(
                     f"the table of {feature} was full: {refused:,} times a new key got no row, and {now.keys:,} of "
-                    f"{now.rows:,} rows are left in use; its limit is keys of embedding.dynamic or of its own section"
+                    f"{now.rows:,} rows are left in use{memory}; its limit is keys of embedding.dynamic or of its own "
+                    "section"
                 )
             self.logbook.swept(feature, now._asdict())
         self.keys = {feature: now._asdict() for feature, now in keys.items()}

@@ -17,7 +17,7 @@ from ssmpi.core.settings import COUNT
 from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, read_manifest
-from ssmpi.embedding.keyed_table import KeyMemory
+from ssmpi.embedding.keyed_memory import KeyMemory
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
@@ -97,8 +97,10 @@ def held_parameters(config: Config) -> int:
     return max(floats_in(part.layout) for part in config.parts)
 
 
-def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
-    """Expected bytes of one rank of each role, libraries included; of the PS that holds most."""
+def memory_of_ranks(config: Config, placement: Placement, *, first: bool = False) -> dict[Role, float]:
+    """Expected bytes of one rank of each role, libraries included; of the PS that holds most. Dynamic tables are full,
+    or have their ``first`` step.
+    """
     owned, held, topology = dense_parameters(config), held_parameters(config), config.topology
     dense, ids = config.network.inputs.dense, sum(placement.lengths)
     features = ids * config.rows.layout.width * 4 * config.data.batch_size
@@ -109,7 +111,7 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     trainer = 4.0 * ((3 + state) * owned + held * (1 + topology.replica_lanes * own)) + topology.threads * (
         6.0 * features + block + activations
     )
-    rows = placement.most_rows * config.rows.row_bytes + key_memory(placement)
+    rows = max(row_memory(config, placement, server, first=first) for server in range(placement.servers))
     mirrors = mirror_memory(config)
     trainer += mirrors.get(Role.TRAINER, 0.0)
     sync_ps = 8.0 * config.network.parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
@@ -121,12 +123,13 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
 
 
 def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
-    """Bytes that one rank of each role, or the largest PS, keeps in a memory file system; part of ``memory_of_ranks``.
-    0 if a loss ends the job.
+    """Bytes that one rank of each role, or the largest PS, keeps in a memory file system, or may: dynamic tables are
+    full, and their maps grew since the last pause. 0 if a loss ends the job.
     """
     if config.recovery.mode == "off":
         return {}
-    topology, rows = config.topology, float(placement.most_rows * config.rows.row_bytes + key_memory(placement))
+    promised = placement.most_rows * config.rows.row_bytes + KeyMemory(placement, 0).size
+    topology, rows = config.topology, float(promised)
     state = len(optimizer_of(config.dense).vectors)
     vectors = 4.0 * (held_parameters(config) + dense_parameters(config) * (state + round_cost(config).kept))
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
@@ -138,9 +141,13 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     return {role: own.get(role, 0.0) + HEADER for role in Role}
 
 
-def key_memory(placement: Placement) -> int:
-    """Bytes of the maps from keys to rows of one PS, when they are full."""
-    return KeyMemory(placement, 0).size
+def row_memory(config: Config, placement: Placement, server: int, *, first: bool = False) -> int:
+    """Bytes of the rows of one PS, and of what finds them by key: of dynamic tables at the limit, or at their ``first``
+    step.
+    """
+    keys = KeyMemory(placement, server)
+    rows = (keys.first_of(part) if first else part.rows for part in placement.parts_of(server))
+    return sum(rows) * config.rows.row_bytes + keys.bytes_at(limit=not first)
 
 
 def tracker_memory(config: Config, placement: Placement) -> int:

@@ -25,11 +25,11 @@ from ssmpi.run.requirements import (
     checkpoint_copies,
     composed,
     kept_memory,
-    key_memory,
     memory_of_ranks,
     mirror_memory,
     placement_of,
     round_cost,
+    row_memory,
 )
 from ssmpi.sync import ALGORITHMS, ALL_TRAINERS, SYNC_PS
 from ssmpi.sync.options import DENSE
@@ -91,23 +91,33 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
             features.sparse[p.table] if p.stride == 1 else f"{features.sparse[p.table]}[{p.first}::{p.stride}]"
             for p in sorted(placement.parts_of(server), key=lambda p: p.table)
         ]
-        where = f"embedding_ps {server}" if config.topology.embedding_ps else "trainer 0"
+        where = holder(config, server)
         lines.append(
             f"  {where}: {in_units(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an "
             "example: " + " ".join(names)
         )
     if placement.keyed:
-        lines += _keyed(placement, features)
+        lines += _keyed(config, placement, features)
     return "\n".join(lines)
 
 
-def _keyed(placement: Placement, features: Features) -> list[str]:
-    """About the dynamic tables among them, at their limit."""
+def holder(config: Config, server: int) -> str:
+    """Who holds the rows of a PS."""
+    return f"embedding_ps {server}" if config.topology.embedding_ps else "trainer 0"
+
+
+def _keyed(config: Config, placement: Placement, features: Features) -> list[str]:
+    """About the dynamic tables among them."""
     limits = {features.sparse[table]: each.keys for table, each in placement.dynamic.items()}
     collisions = sum(expected_collisions(keys) for keys in limits.values())
     most = ", ".join(f"{name} up to {keys:,} keys" for name, keys in limits.items())
     return [
-        f"  dynamic: {most}, all counted above; their maps take {in_units(key_memory(placement))} of each PS more",
+        f"  dynamic: {most}, all counted above; memory comes in steps, with what finds rows by key:",
+        *(
+            f"    {holder(config, server)}: {in_units(row_memory(config, placement, server, first=True))} at first, "
+            f"{in_units(row_memory(config, placement, server))} at the limit"
+            for server in range(placement.servers)
+        ),
         f"  of so many tokens {collisions:.2g} pairs are expected to share a 64-bit key",
     ]
 
@@ -128,16 +138,17 @@ def network(config: Config, *, known: bool = True) -> str:
 
 def memory(config: Config, placement: Placement) -> str:
     """Expected memory of one rank of each role."""
-    lines = ["memory of one rank, libraries included:"]
+    lines, first = ["memory of one rank, libraries included:"], memory_of_ranks(config, placement, first=True)
     for role, size in memory_of_ranks(config, placement).items():
         if config.topology.counts[role]:
-            lines.append(f"  {role}: about {in_units(size)}")
+            grown = f", {in_units(first[role])} until dynamic tables grow" if first[role] < size else ""
+            lines.append(f"  {role}: about {in_units(size)}{grown}")
     if mirrors := mirror_memory(config):
         shown = ", ".join(f"{role} {in_units(size)}" for role, size in mirrors.items())
         lines.append(f"  of that for mirrors of codecs: {shown}")
     if kept := kept_memory(config, placement):
         shown = ", ".join(f"{role} {in_units(size)}" for role, size in kept.items() if config.topology.counts[role])
-        lines.append(f"  of that in {config.recovery.memory_folder}, to outlive a kill: {shown}")
+        lines.append(f"  room in {config.recovery.memory_folder}, to outlive a kill: {shown}")
     for role, size in checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {in_units(size)} more, where there is room for it")
     return "\n".join(lines)

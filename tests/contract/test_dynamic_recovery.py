@@ -19,6 +19,7 @@ from ssmpi.checkpoint.parent import Parent
 from ssmpi.checkpoint.store import Store
 from ssmpi.comm import memory_file
 from ssmpi.data.schema import read_manifest
+from ssmpi.embedding import keyed_memory
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
@@ -38,8 +39,9 @@ SAVED = (*TWO_PS, "checkpoint.every_examples=600")
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
-    """Pretended ranks share a process, which does not let go of what they mapped."""
+    """Pretended ranks share a process, which does not let go of what they mapped; and tables grow often."""
     monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)
+    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 8)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ class Found:
     def __init__(self, values):
         self._values = values
 
-    def allocate(self, size):
+    def allocate(self, size, first=None):
         assert size == len(self._values)
         return self._values
 

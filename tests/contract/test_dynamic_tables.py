@@ -20,6 +20,8 @@ from ssmpi.comm import memory_file
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.data.reader import SplitReader
+from ssmpi.embedding import key_kernels, keyed_memory
+from ssmpi.embedding.keyed_memory import ArenaRoom
 from ssmpi.metrics import fields
 from ssmpi.report import summary
 from ssmpi.roles.progress import Progress
@@ -32,6 +34,12 @@ ROWS = 2_000
 STEPS = ("data.batch_size=50", "embedding.prefetch=false", "data.passes=2", "evaluate.per_pass=2")
 DYNAMIC = ("embedding.table=dynamic", "embedding.dynamic.keys=400")
 FULL = ("embedding.table=dynamic", "embedding.dynamic.keys=40", "topology.embedding_ps=1")
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch):
+    """Tables grow often."""
+    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 8)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +146,36 @@ def test_a_killed_run_goes_on_with_its_keys(tmp_path, data, static, servers, mon
         np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("servers", [0, 2])
+def test_a_run_that_is_killed_while_tables_grow_goes_on_with_its_keys(tmp_path, data, static, servers, monkeypatch):
+    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)  # pretended ranks share a process
+    kills = [
+        Kill(ArenaRoom, "extend", 9), Kill(ArenaRoom, "extend_rows", 5, after=True), Kill(key_kernels, "grow_map", 2),
+        Kill(key_kernels, "grow_map", 1, after=True), Kill(ArenaRoom, "release", 2),
+    ]  # fmt: skip
+    run = train_with_kills(tmp_path, data[1], kills, *STEPS, *DYNAMIC, f"topology.embedding_ps={servers}")
+    check_same_rows(run, static)
+    for name, values in static.dense().items():
+        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
+
+
+def test_a_run_without_memory_for_a_step_goes_on_with_a_full_table(tmp_path, data, caplog, monkeypatch):
+    """And with a growing one when there is some again."""
+    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 64)
+    refusals, extend = iter(["all is used"] * 4), ArenaRoom.extend_rows
+    monkeypatch.setattr(ArenaRoom, "extend_rows", lambda *given: next(refusals, "") or extend(*given))
+    run = train_over_threads(tmp_path, data[1], *STEPS, *DYNAMIC, "topology.embedding_ps=1")
+    assert "table 0: no memory for rows of more than 62 keys (all is used)" in caplog.text
+    assert re.search(
+        r"the table of user was full: .* of 400 rows are left in use; there is memory for 62;", caplog.text
+    )
+    for counts in run.result["keys"].values():
+        assert counts["refused"] > 0
+        assert counts["evicted"] > 0
+        assert 62 < counts["keys"] <= counts["room"] <= counts["rows"]
+
+
 def lookups_of(folder):
     """How often each key of the keyed features occurs in the training rows."""
     reader = SplitReader(folder, "train", ROWS)
@@ -217,7 +255,8 @@ def check_told(run):
         assert last.items() <= told[number - 2].items()
         assert told[number - 2]["feature"] == name
         shown = (
-            f"{name}: {last['keys']:,} of at most {last['rows']:,} keys: {last['admitted']:,} admitted,"
+            f"{name}: {last['keys']:,} of at most {last['rows']:,} keys (memory for {last['room']:,}):"
+            f" {last['admitted']:,} admitted,"
             f" {last['expired']:,} expired, {last['evicted']:,} evicted, {last['refused']:,} lookups refused"
         )
         assert shown in summary.table(run.folder, None, None)

@@ -31,7 +31,7 @@ BEGIN = Beginning(seed=7, table=4, vector=2, bound=0.25, state=0.5)  # two float
 
 
 def table_over(options, memory=None, values=None, kept=False, rows=ROWS):
-    memory = np.zeros(options.bytes_beside(rows), np.uint8) if memory is None else memory
+    memory = np.zeros(options.layout(rows).size, np.uint8) if memory is None else memory
     values = values or (np.full((rows, WIDTH), 9.0, np.float32), np.full((rows, 2), 9.0, np.float32))
     return KeyedTable(options, memory, values, BEGIN, kept=kept), values, memory
 
@@ -127,7 +127,7 @@ class SomeMapped:
     def maps(self):
         nothing = np.empty(0, np.int64)
         return [
-            [array for t in tables for array in ((t.slots, t.seen) if p % 2 == 0 else (nothing, nothing))]
+            [array for t in tables for array in ((t.maps, t.seen) if p % 2 == 0 else (nothing, nothing))]
             for p, tables in enumerate(self.tables)
         ]
 
@@ -289,7 +289,7 @@ def churn(table, seed, laps):
 def test_a_kill_at_any_moment_leaves_whole_rows(kills):
     options = DynamicOptions(keys=1_000, admit_after=2, expire_after_examples=300)
     rows = options.rows(1)
-    memory = np.frombuffer(mmap.mmap(-1, options.bytes_beside(rows)), np.uint8)
+    memory = np.frombuffer(mmap.mmap(-1, options.layout(rows).size), np.uint8)
     shared = np.frombuffer(mmap.mmap(-1, 4 * rows * (WIDTH + 2)), np.float32)
     values = shared[: rows * WIDTH].reshape(rows, WIDTH), shared[rows * WIDTH :].reshape(rows, 2)
     table, *_ = table_over(options, memory, values, rows=rows)

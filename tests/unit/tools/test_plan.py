@@ -1,20 +1,34 @@
 """The plan is arithmetic, and the same arithmetic as the run's."""
 
+import mmap
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 from runs import train_over_threads
 
 from ssmpi.cluster.node_layout import lay_out
 from ssmpi.cluster.site import Node, Site, SitePlacement
+from ssmpi.comm.memory_file import HEADER, MemoryFile, Origin
 from ssmpi.config import load
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
+from ssmpi.data.features import Features
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import Arena
 from ssmpi.model.replica import Replica
-from ssmpi.run.requirements import dense_parameters, held_parameters, memory_of_ranks, placement_of, round_cost
+from ssmpi.run.requirements import (
+    dense_parameters,
+    held_parameters,
+    memory_of_ranks,
+    placement_of,
+    round_cost,
+    row_memory,
+)
 from ssmpi.tools import plan
+from ssmpi.tools.units import in_units
 
 ROOM = 64  # floats that the borders of copies and what they are sent with take, at most
 
@@ -149,6 +163,34 @@ def test_memory_files_are_held_against_half_of_a_nodes_memory(tmp_path, small_da
     off = read(tmp_path, small_data, "recovery.mode=off")
     assert "none (recovery.mode = 'off')" in plan.describe(off, Site(Node(cores=8, memory_gb=8)))
     assert "to outlive a kill" not in plan.describe(off)
+
+
+def test_memory_of_dynamic_tables_is_told_at_first_and_at_the_limit(tmp_path, small_data):
+    """By hand, for one of two PSs: a row has 68 bytes, a key and a date 8 each, a slot of the map 16; there are
+    two or more a row, a power of two. And as a PS takes it.
+    """
+    settings = ("embedding.table=dynamic", "embedding.dynamic.keys=1_000_000", "topology.embedding_ps=2")
+    config = read(tmp_path, small_data, *settings)
+    placement = place([0, 50], 2, config.embedding.keyed, ["user"])
+    limit = 500_000 + 4_243 + 2  # its share, six standard deviations, the reserved rows
+    assert [part.rows for part in placement.parts_of(1)][:1] == [limit]
+    first = (68 + 16) * 16_384 + 16 * 2**15 + 128 + 68 * 25
+    full = (68 + 16) * limit + 16 * 2**20 + 128 + 68 * 25
+    assert (row_memory(config, placement, 1, first=True), row_memory(config, placement, 1)) == (first, full)
+    text = plan.tables(config, placement, Features.numbered(0, 2))
+    assert f"    embedding_ps 1: {in_units(first)} at first, {in_units(full)} at the limit\n" in text
+    text = plan.memory(config, placement)
+    grown = memory_of_ranks(config, placement)[Role.EMBEDDING_PS]
+    assert (
+        f"  embedding_ps: about {in_units(grown)}, {in_units(grown - full + first)} until dynamic tables grow\n" in text
+    )
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        memory = MemoryFile(Path(folder) / "memory" / "ps", Origin("run", "embedding_ps 1", 1))
+        arena = Arena(config.rows, placement, 1, 7, *(memory.part(name, shared=True) for name in ("rows", "keys")))
+        there = memory.path.stat()
+        assert 0 <= 512 * there.st_blocks - HEADER - first < 8 * mmap.PAGESIZE
+        assert there.st_size - HEADER >= full
+        assert arena.used == 25 + 1, "of two reserved rows it has one"
 
 
 def test_it_says_how_many_values_pass(tmp_path, small_data):
