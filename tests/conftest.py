@@ -25,11 +25,16 @@ hypothesis.settings.register_profile(  # a seed reproduces it; where CI is set, 
 )
 hypothesis.settings.load_profile("ssmpi")  # unless pytest --hypothesis-profile asks for the other
 
-LONGEST = (  # files by how long they take; all others are short
-    "story/test_slurm.py", "mpi/test_failures.py", "mpi/test_throughput.py", "mpi/test_checkpoints.py",
-    "mpi/test_exactness.py", "story/test_hosts.py", "mpi/test_stops.py", "mpi/test_refusals.py",
-    "mpi/test_prepare_ranks.py", "mpi/test_gradients.py", "mpi/test_quickstart.py", "mpi/test_study.py",
-    "contract/test_algorithms.py", "contract/test_embedding.py", "contract/test_sync.py", "mpi/test_emulation.py",
+LONGEST = (  # files by how long they take; those that mostly wait and those that mostly compute in turns
+    "mpi/test_frozen_starts.py", "mpi/test_exactness.py", "story/test_slurm.py", "unit/run/test_resume.py",
+    "mpi/test_failures.py", "mpi/test_checkpoints.py", "mpi/test_throughput.py", "mpi/test_gradients.py",
+    "mpi/test_two_members.py", "unit/model/test_lanes.py", "unit/checkpoint/test_saving.py", "contract/test_sync.py",
+    "unit/data_prep/test_prepare_criteo.py", "contract/test_grid.py", "mpi/test_prepare_ranks.py",
+    "mpi/test_quickstart.py", "mpi/test_kept_memory.py", "unit/tools/test_export.py", "mpi/test_stops.py",
+    "contract/test_group_runs.py", "mpi/test_killed_ranks.py", "unit/bench/test_recovery_bench.py",
+    "story/test_hosts.py", "mpi/test_keyed_runs.py", "mpi/test_study.py", "contract/test_partial_recovery.py",
+    "mpi/test_refusals.py", "mpi/test_emulation.py", "unit/recovery/test_restarts.py",
+    "unit/data_prep/test_synthetic.py",
 )  # fmt: skip
 
 
