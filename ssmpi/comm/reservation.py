@@ -83,7 +83,11 @@ def _free(file: int) -> int:
 
 @contextlib.contextmanager
 def _in_turn(folder: Path) -> Iterator[None]:
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:  # somebody removed it: files that are mapped stay, and are not found any more
+        yield
+        return
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import COUNT, EXAMPLES, require, suggestion, within
 from ssmpi.embedding.key_kernels import RESERVED
-from ssmpi.embedding.keyed_memory import KeyLayout
+from ssmpi.embedding.key_layout import KeyLayout
 
 SLACK = 6.0  # standard deviations by which a PS may have more than its share of the keys
 

@@ -4,7 +4,7 @@ A map is open addressing over ``slots`` int64 (2 * a power of two,): key and row
 probe reads one cache line. Key 0 marks a free slot: it means a missing value and is never in a map. One thread inserts
 while others look up: an entry's row is stored before its key, so that they see whole entries. Nothing is removed: when
 rows are freed, the map is filled anew while nobody reads it. A table that grows fills a larger map behind the one that
-others read, and then stores the SLOTS of its head, by which they find it (``keyed_memory``).
+others read, and then stores the SLOTS of its head, by which they find it (``key_layout``).
 """
 
 from __future__ import annotations

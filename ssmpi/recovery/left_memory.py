@@ -6,7 +6,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
+from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.comm.memory_header import LostMemoryError
 from ssmpi.comm.memory_use import in_use, remove
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core.errors import SettingsError

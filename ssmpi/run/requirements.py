@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Collection
 from pathlib import Path
 
-from ssmpi.comm.memory_file import HEADER
+from ssmpi.comm.memory_header import HEADER
 from ssmpi.config import Config
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.quality import BINS, SUMS

@@ -19,7 +19,7 @@ from ssmpi.checkpoint.parent import Parent
 from ssmpi.checkpoint.store import Store
 from ssmpi.comm import memory_file
 from ssmpi.data.schema import read_manifest
-from ssmpi.embedding import keyed_memory
+from ssmpi.embedding import key_layout
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
@@ -41,7 +41,7 @@ SAVED = (*TWO_PS, "checkpoint.every_examples=600")
 def one_process(monkeypatch):
     """Pretended ranks share a process, which does not let go of what they mapped; and tables grow often."""
     monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)
-    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 8)
+    monkeypatch.setattr(key_layout, "FIRST_ROWS", 8)
 
 
 @pytest.fixture(scope="module")

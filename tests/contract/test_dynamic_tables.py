@@ -20,7 +20,7 @@ from ssmpi.comm import memory_file
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.data.reader import SplitReader
-from ssmpi.embedding import key_kernels, keyed_memory
+from ssmpi.embedding import key_kernels, key_layout
 from ssmpi.embedding.keyed_memory import ArenaRoom
 from ssmpi.metrics import fields
 from ssmpi.report import summary
@@ -39,7 +39,7 @@ FULL = ("embedding.table=dynamic", "embedding.dynamic.keys=40", "topology.embedd
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
     """Tables grow often."""
-    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 8)
+    monkeypatch.setattr(key_layout, "FIRST_ROWS", 8)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_a_run_that_is_killed_while_tables_grow_goes_on_with_its_keys(tmp_path, 
 
 def test_a_run_without_memory_for_a_step_goes_on_with_a_full_table(tmp_path, data, caplog, monkeypatch):
     """And with a growing one when there is some again."""
-    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 64)
+    monkeypatch.setattr(key_layout, "FIRST_ROWS", 64)
     refusals, extend = iter(["all is used"] * 4), ArenaRoom.extend_rows
     monkeypatch.setattr(ArenaRoom, "extend_rows", lambda *given: next(refusals, "") or extend(*given))
     run = train_over_threads(tmp_path, data[1], *STEPS, *DYNAMIC, "topology.embedding_ps=1")

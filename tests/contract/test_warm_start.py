@@ -17,7 +17,8 @@ from runs import Run, train_over_threads, write_run_file
 from ssmpi.checkpoint import pending_save
 from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.comm import memory_file
-from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
+from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.comm.memory_header import LostMemoryError
 from ssmpi.comm.service import request_tag
 from ssmpi.config import load
 from ssmpi.core.topology import Topology

@@ -19,8 +19,9 @@ import pytest
 from faults import no_room
 from ranks import PATIENCE
 
-from ssmpi.comm import memory_file, reservation
-from ssmpi.comm.memory_file import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, remove
+from ssmpi.comm import memory_file, memory_header, reservation
+from ssmpi.comm.memory_file import MemoryFile, Origin, remove
+from ssmpi.comm.memory_header import FIXED, HEADER, LostMemoryError
 from ssmpi.comm.memory_use import claim, in_use
 from ssmpi.comm.shared_memory import attach
 from ssmpi.host import memory_folder
@@ -168,7 +169,7 @@ def test_ranks_of_a_host_do_not_count_on_the_same_room(path, monkeypatch):
     ("place", "values", "why"),
     [
         (FIXED.size + 2, b"!", "its header is damaged"),
-        (memory_file.KEY, b"other", "no memory of ssmpi"),
+        (memory_header.KEY, b"other", "no memory of ssmpi"),
     ],
 )
 def test_a_torn_header_is_lost(path, place, values, why):
@@ -190,7 +191,7 @@ def test_a_file_that_was_cut_is_lost(path, size, why):
 
 def test_another_version_of_the_layout_is_lost(path, monkeypatch):
     leave(path)
-    monkeypatch.setattr(memory_file, "LAYOUT", memory_file.LAYOUT + 1)
+    monkeypatch.setattr(memory_header, "LAYOUT", memory_header.LAYOUT + 1)
     with pytest.raises(LostMemoryError, match="another version"):
         find(path)
 
@@ -289,6 +290,8 @@ def test_memory_comes_in_steps_and_goes(shm):
     part.release(slice(3, 4 * PAGE))
     assert there() == 3 * PAGE, "whole pages of it are gone"
     assert (array[2], array[9 * PAGE]) == (7, 8)
+    shutil.rmtree(shm.parent)
+    assert part.extend(slice(40 * PAGE, 41 * PAGE)) == "", "a file that was removed is mapped still"
 
 
 def test_memory_in_steps_is_found_as_it_was(shm):

@@ -23,9 +23,9 @@ from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.embedding import key_kernels as kernels
-from ssmpi.embedding import keyed_memory
+from ssmpi.embedding import key_layout
 from ssmpi.embedding.dynamic_options import DynamicOptions
-from ssmpi.embedding.keyed_memory import KeyLayout
+from ssmpi.embedding.key_layout import KeyLayout
 from ssmpi.embedding.keyed_table import KeyedTable
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
@@ -83,7 +83,7 @@ def test_a_growing_table_is_one_that_has_all_from_the_beginning(stream, after, m
     options = DynamicOptions(keys=limit, admit_after=after, expire_after_examples=most)
     whole = Steps(options, limit + 2)
     tables, now = [whole.table(options)], 0
-    with patch.object(keyed_memory, "FIRST_ROWS", 3):
+    with patch.object(key_layout, "FIRST_ROWS", 3):
         grown = Steps(options, limit + 2)
         tables.append(grown.table(options))
         for each in stream:
@@ -105,7 +105,7 @@ def test_a_growing_table_is_one_that_has_all_from_the_beginning(stream, after, m
 @pytest.mark.parametrize("after", [1, 2])
 def test_steps_add_a_quarter_and_give_back_smaller_maps(after):
     options, limit = DynamicOptions(keys=1_000, admit_after=after), 1_002
-    with patch.object(keyed_memory, "FIRST_ROWS", 16):
+    with patch.object(key_layout, "FIRST_ROWS", 16):
         memory = Steps(options, limit)
         table, rooms = memory.table(options), [16]
         for keys in np.split(np.arange(1, 1_001), 500):
@@ -125,7 +125,7 @@ def test_steps_add_a_quarter_and_give_back_smaller_maps(after):
 
 def test_who_still_reads_the_last_map_finds_what_was_there():
     options = DynamicOptions(keys=100)
-    with patch.object(keyed_memory, "FIRST_ROWS", 8):
+    with patch.object(key_layout, "FIRST_ROWS", 8):
         memory = Steps(options, 102)
         table = memory.table(options)
         rows = table.resolve(np.arange(1, 7), np.ones(6, np.int64))
@@ -148,7 +148,7 @@ def test_a_kill_at_any_point_of_a_growth_changes_nothing(point, after):
     options, limit, kills = DynamicOptions(keys=120, admit_after=2), 122, 0
     generator, whole = np.random.default_rng(1), Steps(options, limit)
     tables = [whole.table(options)]
-    with patch.object(keyed_memory, "FIRST_ROWS", 4):
+    with patch.object(key_layout, "FIRST_ROWS", 4):
         memory = Steps(options, limit)
         tables.append(memory.table(options))
         for number in range(30):
@@ -179,7 +179,7 @@ def look_up(table, keys):
 @pytest.mark.parametrize("after", [1, 2])
 def test_without_memory_for_a_step_a_table_is_as_if_full_until_there_is_some(after, caplog):
     options = DynamicOptions(keys=100, admit_after=after)
-    with patch.object(keyed_memory, "FIRST_ROWS", 18):
+    with patch.object(key_layout, "FIRST_ROWS", 18):
         memory = Steps(options, 102)
         table = memory.table(options)
         memory.says = "the file system is full"
@@ -262,7 +262,7 @@ def test_a_kill_while_a_table_grows_leaves_whole_rows(kills, tmp_path, monkeypat
     """SIGKILL at a random moment, in memory that outlives the process: what is found has each key once, with its row,
     and grows on.
     """
-    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 16)
+    monkeypatch.setattr(key_layout, "FIRST_ROWS", 16)
     monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)  # this process maps it too
     generator, done, inside = np.random.default_rng(5), np.frombuffer(mmap.mmap(-1, 16), np.int64), 0
     for number in range(kills):

@@ -10,7 +10,8 @@ from runs import train_over_threads
 
 from ssmpi.cluster.node_layout import lay_out
 from ssmpi.cluster.site import Node, Site, SitePlacement
-from ssmpi.comm.memory_file import HEADER, MemoryFile, Origin
+from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.comm.memory_header import HEADER
 from ssmpi.config import load
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
