@@ -17,6 +17,7 @@ import numpy as np
 from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
 from data_prep.token_lists import TokenLists
+from data_prep.tokens import Tokens
 from ssmpi.data.features import Features
 from ssmpi.data.schema import WORK_NAME
 
@@ -85,10 +86,6 @@ class Rows(Protocol):
         """uint8 (rows,)."""
 
     @property
-    def tokens(self) -> np.ndarray:
-        """uint32 or uint64 (sparse features without lists, rows)."""
-
-    @property
     def lists(self) -> Sequence[TokenLists]:
         """Of each list feature; they follow the other sparse features."""
 
@@ -99,10 +96,8 @@ class Rows(Protocol):
     def part(self, start: int, stop: int) -> Rows:
         """Rows ``[start, stop)``."""
 
-    def missing_bit(self, feature: int) -> tuple[np.ndarray, int]:
-        """(integers (rows,), bit): the bit is set in the rows where the sparse feature is missing. Of a list feature:
-        (integers (tokens,), bit), never set.
-        """
+    def tokens_of(self, feature: int) -> Tokens:
+        """Of a sparse feature."""
 
     def tally(self, into: Tally) -> None:
         """Add to everything but ``moments``."""

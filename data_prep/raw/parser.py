@@ -24,6 +24,7 @@ from data_prep.raw.fields import (
     whole_token,
     word,
 )
+from data_prep.tokens import Tokens
 from ssmpi.compiled.jit import njit
 
 # most integers are small: looking up their logarithm is faster than computing it
@@ -62,9 +63,9 @@ class ParsedRows(NamedTuple):
         """Splits are ranges of rows."""
         return None
 
-    def missing_bit(self, feature: int) -> tuple[np.ndarray, int]:
-        """Where the missing rows of a token are marked."""
-        return self.missing, DENSE_FEATURES + feature
+    def tokens_of(self, feature: int) -> Tokens:
+        """Of a sparse feature."""
+        return Tokens(self.tokens[feature], self.missing, DENSE_FEATURES + feature)
 
     def tally(self, into: Tally) -> None:
         """Count labels, missing fields and the largest integers."""

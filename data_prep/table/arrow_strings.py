@@ -1,4 +1,4 @@
-"""Strings of Arrow columns as 64-bit tokens: hashed one by one, or once for each distinct one of a dictionary."""
+"""Strings of Arrow columns as 64-bit tokens, one by one, or once for each distinct one of a dictionary."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, Schema
+from data_prep.tokens import Tokens
 from ssmpi.compiled.jit import njit
 
 ARROW = {NUMBER: pa.float64(), INTEGER: pa.int64(), STRING: pa.binary(), TIMESTAMP: pa.timestamp("us")}
@@ -45,18 +46,6 @@ def _mark(
             marked[row] |= same
 
 
-@njit(cache=True, nogil=True)
-def _spread(
-    codes: np.ndarray, there: np.ndarray, distinct: tuple[np.ndarray, np.ndarray], tokens: np.ndarray, gone: np.ndarray
-) -> None:
-    """Hashes uint64 (rows,) and whether they are missing bool (rows,), from ``distinct`` ones by code int32 (rows,)."""
-    for row in range(codes.size):
-        if there[row]:
-            tokens[row], gone[row] = distinct[0][codes[row]], distinct[1][codes[row]]
-        else:
-            tokens[row], gone[row] = 0, True
-
-
 def missing_values(schema: Schema) -> pa.Array:
     """The strings that mean a missing value."""
     return pa.array([value.encode() for value in schema.missing], ARROW[STRING])
@@ -71,12 +60,19 @@ def _parts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return starts, np.frombuffer(content or b"", dtype=np.uint8)
 
 
+def _marked(column: pa.Array, missing: pa.Array) -> np.ndarray:
+    """Where strings are missing, or are one of ``missing``: bool (rows,)."""
+    marked = np.zeros(len(column), dtype=np.bool_)
+    if column.null_count:
+        marked |= column.is_null().to_numpy(zero_copy_only=False)
+    _mark(*_parts(column), *_parts(missing), marked)
+    return marked
+
+
 def null_where_missing(column: pa.Array, missing: pa.Array) -> pa.Array:
     """The strings; null where they are one of ``missing``."""
-    marked = np.zeros(len(column), dtype=np.bool_)
-    _mark(*_parts(column), *_parts(missing), marked)
-    marked &= column.is_valid().to_numpy(zero_copy_only=False)
-    if not marked.any():  # which is usual, and saves a copy
+    marked = _marked(column, missing)
+    if np.count_nonzero(marked) == column.null_count:  # which is usual, and saves a copy
         return column
     return pc.if_else(pa.array(marked), pa.scalar(None, ARROW[STRING]), column)
 
@@ -98,8 +94,8 @@ def tokens_of(column: pa.Array) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DistinctStrings:
-    """The distinct strings of a column: their hashes uint64 and whether they mean a missing value, bool. ``of`` keeps
-    the array alive, so that another one has another address."""
+    """The distinct strings of a column, and a missing one behind them: their hashes uint64, and whether they mean a
+    missing value, uint8. ``of`` keeps the array alive, so that another one has another address."""
 
     of: pa.Array
     hashes: np.ndarray
@@ -112,24 +108,30 @@ class DistinctStrings:
         return same and (self.of.offset, len(self.of)) == (other.offset, len(other))
 
 
-class EncodedStrings:
-    """Tokens of dictionary-encoded columns; remembers the last dictionary of each."""
+class StringReader:
+    """Reads strings of which nothing but tokens is needed; remembers the last dictionary of each encoded column."""
 
     def __init__(self, schema: Schema) -> None:
         self._missing = missing_values(schema)
         self._distinct: dict[str, DistinctStrings] = {}
 
-    def tokens(self, name: str, column: pa.DictionaryArray) -> tuple[np.ndarray, np.ndarray]:
-        """(Tokens, whether they are missing) of encoded strings: each distinct one is hashed once for all batches of a
-        read."""
+    def tokens(self, name: str, column: pa.Array) -> Tokens:
+        """The tokens of strings. Of encoded ones each distinct one is hashed once for all batches of a read, and also
+        counted and looked up once in each batch, if there are fewer than rows.
+        """
+        if not pa.types.is_dictionary(column.type):
+            values = column.cast(ARROW[STRING])
+            return Tokens(tokens_of(values), _marked(values, self._missing).view(np.uint8))
         distinct = self._distinct.get(name)
         if distinct is None or not distinct.are(column.dictionary):
             values = column.dictionary.cast(ARROW[STRING])
-            gone = null_where_missing(values, self._missing).is_null().to_numpy(zero_copy_only=False)
-            distinct = self._distinct[name] = DistinctStrings(column.dictionary, tokens_of(values), gone)
+            gone = np.append(_marked(values, self._missing).view(np.uint8), np.uint8(1))
+            distinct = DistinctStrings(column.dictionary, np.append(tokens_of(values), np.uint64(0)), gone)
+            self._distinct[name] = distinct
         codes = column.indices.cast(pa.int32())
-        numbers = np.frombuffer(codes.buffers()[1], dtype=np.int32, count=len(codes), offset=4 * codes.offset)
-        tokens, absent = np.empty(len(codes), dtype=np.uint64), np.empty(len(codes), dtype=np.bool_)
-        there = codes.is_valid().to_numpy(zero_copy_only=False)
-        _spread(numbers, there, (distinct.hashes, distinct.gone), tokens, absent)
-        return tokens, absent
+        if codes.null_count:
+            codes = codes.fill_null(len(distinct.of))
+        found = Tokens(distinct.hashes, distinct.gone, codes=codes.to_numpy())
+        if len(distinct.hashes) < len(codes):
+            return found
+        return Tokens(found.by_row(distinct.hashes), found.by_row(distinct.gone))

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.ranks import BadRowError, RawDataError
 from data_prep.raw.sources import CHANGED
-from data_prep.table.arrow_strings import ARROW, missing_values, null_where_missing
+from data_prep.table.arrow_strings import ARROW, StringReader, missing_values, null_where_missing
 from data_prep.table.files import require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.lists import are_lists
@@ -90,7 +90,7 @@ class ParquetTable(TableFormat):
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         super().__init__(schema, seed, only_train)
         self._kinds = schema.kinds()
-        self._missing = missing_values(schema)
+        self._missing, self._strings = missing_values(schema), StringReader(schema)
         self._metadata = [self._open(source) for source in sources]
 
     def units(self, job: Preparation) -> list[Unit]:
@@ -146,7 +146,7 @@ class ParquetTable(TableFormat):
 
     def build(self, batch: pa.RecordBatch, place: Place) -> tuple[TableRows, dict[int, tuple[str, str]]]:
         """Rows of a batch, and its bad ones."""
-        columns, bad = {}, dict[int, tuple[str, str]]()
+        columns, hashed, bad = {}, {}, dict[int, tuple[str, str]]()
         for name, kind in self._kinds.items():
             column = batch.column(name)
             if kind == INTEGER and pa.types.is_floating(column.type):
@@ -154,8 +154,8 @@ class ParquetTable(TableFormat):
                 for row in np.flatnonzero((values != np.floor(values)) & ~np.isnan(values)):
                     bad[int(row)] = f"value of {name}", f"{name} is {values[row]}, not an integer; repair the row"
                 column = pa.array(np.floor(values), from_pandas=True)
-            if name in self._builder.hashed_strings and pa.types.is_dictionary(column.type):
-                columns[name] = column  # the builder looks at its distinct values alone
+            if name in self._builder.hashed_strings:
+                hashed[name] = self._strings.tokens(name, column)
                 continue
             if kind == LIST:
                 columns[name] = column
@@ -163,7 +163,7 @@ class ParquetTable(TableFormat):
             columns[name] = column.cast(ARROW[kind])
             if kind == STRING:
                 columns[name] = null_where_missing(columns[name], self._missing)
-        rows, others = self._builder.build(columns, batch.num_rows, place)
+        rows, others = self._builder.build(columns, batch.num_rows, place, hashed)
         return rows, others | bad
 
     def _encoded(self, source: RawSource, groups: Groups) -> list[str]:

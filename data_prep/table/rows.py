@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 
 from data_prep.preparation import Tally
 from data_prep.shards.shard_layout import draw_shards
-from data_prep.table.arrow_strings import EncodedStrings, hashes_of, tokens_of
+from data_prep.table.arrow_strings import hashes_of, tokens_of
 from data_prep.table.lists import ListReader
 from data_prep.table.schema import KEYS, REFUSE, STRING, Label, Schema
 from data_prep.token_lists import TokenLists
+from data_prep.tokens import Tokens
 from ssmpi.data.schema import SPLITS
 
 ROW_BITS, PIECE_BITS = 27, 21  # of the numbers that random splits are drawn for
@@ -30,17 +31,17 @@ OPERATORS = {
     ">": np.greater,
     "<": np.less,
 }
+NONE: Mapping[str, Tokens] = {}
 Problem = tuple[str, str]  # the reason; what was found and the remedy
 
 
 @dataclass
 class TableRows:
-    """Rows of a table; ``dense`` float64 (dense, rows), NaN where missing; ``absent`` uint8 (sparse, rows)."""
+    """Rows of a table; ``dense`` float64 (dense, rows), NaN where missing; ``tokens`` of the categorical columns."""
 
     label: np.ndarray
     dense: np.ndarray
-    tokens: np.ndarray
-    absent: np.ndarray
+    tokens: Sequence[Tokens]
     split: np.ndarray | None = None
     times: np.ndarray | None = None
     only_train: bool = False  # count training rows alone
@@ -62,23 +63,22 @@ class TableRows:
     def _take(self, which: slice | np.ndarray) -> TableRows:
         split = None if self.split is None else self.split[which]
         times = None if self.times is None else self.times[which]
-        columns = self.label[which], self.dense[:, which], self.tokens[:, which], self.absent[:, which]
+        tokens = [one.take(which) for one in self.tokens]
         lists = [one.take(which) for one in self.lists]
-        return TableRows(*columns, split, times, self.only_train, lists)
+        return TableRows(self.label[which], self.dense[:, which], tokens, split, times, self.only_train, lists)
 
-    def missing_bit(self, feature: int) -> tuple[np.ndarray, int]:
-        """Where the missing rows of a feature, or values of its lists, are marked."""
-        if feature < len(self.absent):
-            return self.absent[feature], 0
-        return np.zeros(len(self.lists[feature - len(self.absent)].tokens), dtype=np.uint8), 0
+    def tokens_of(self, feature: int) -> Tokens:
+        """Of a sparse feature; those of lists come last, and none of theirs is missing."""
+        if feature < len(self.tokens):
+            return self.tokens[feature]
+        values = self.lists[feature - len(self.tokens)].tokens
+        return Tokens(values, np.zeros(len(values), dtype=np.uint8))
 
     def tally(self, into: Tally) -> None:
         """Count labels, missing values and rows of splits."""
         into.positives += int(self.label.sum())
-        empty = np.array([np.count_nonzero(one.lengths == 0) for one in self.lists], dtype=np.int64)
-        into.missing += np.concatenate(
-            [np.isnan(self.dense).sum(axis=1), self.absent.sum(axis=1, dtype=np.int64), empty]
-        )
+        empty = [np.count_nonzero(one.lengths == 0) for one in self.lists]
+        into.missing += [*np.isnan(self.dense).sum(axis=1), *(one.absent for one in self.tokens), *empty]
         into.listed += sum(len(one.tokens) for one in self.lists)
         if self.split is not None:
             into.splits += np.bincount(self.split, minlength=len(SPLITS))
@@ -111,28 +111,25 @@ class RowBuilder:
 
     def __init__(self, schema: Schema, seed: int, only_train: bool) -> None:
         self.schema, self._seed, self._only_train = schema, seed, only_train
-        self._encoded, self._lists = EncodedStrings(schema), ListReader(schema)
+        self._lists = ListReader(schema)
         others = {schema.label.column if schema.label else "", schema.split.column, schema.time}
         self.hashed_strings = [
             name for name, column in schema.categorical.items() if column.type == STRING and name not in others
         ]  # of which nothing but hashes is needed
 
-    def build(self, columns: Mapping[str, pa.Array], rows: int, place: Place) -> tuple[TableRows, dict[int, Problem]]:
-        """The rows, and what is wrong with the bad ones. Advances ``place`` to the end of these rows."""
+    def build(
+        self, columns: Mapping[str, pa.Array], rows: int, place: Place, hashed: Mapping[str, Tokens] = NONE
+    ) -> tuple[TableRows, dict[int, Problem]]:
+        """The rows, and what is wrong with the bad ones. Advances ``place`` to the end of these rows. ``hashed``: the
+        columns whose tokens are known already.
+        """
         schema = self.schema
         bad: dict[int, Problem] = {}
         dense = np.empty((len(schema.dense), rows))
         for f, name in enumerate(schema.dense):
             dense[f] = _numbers(columns[name])
             self._check_dense(name, dense[f], bad)
-        tokens = np.empty((len(schema.categorical), rows), dtype=np.uint64)
-        absent = np.empty(tokens.shape, dtype=np.uint8)
-        for f, name in enumerate(schema.categorical):
-            if pa.types.is_dictionary(columns[name].type):
-                tokens[f], absent[f] = self._encoded.tokens(name, columns[name])
-                continue
-            absent[f] = columns[name].is_null().to_numpy(zero_copy_only=False)
-            tokens[f] = (hashes_of if schema.categorical[name].hash == KEYS else tokens_of)(columns[name])
+        tokens = [hashed[name] if name in hashed else self._tokens(name, columns[name]) for name in schema.categorical]
         lists = []
         for name, listed in schema.lists.items():
             found, wrong = self._lists.read(name, listed, columns[name])
@@ -144,7 +141,11 @@ class RowBuilder:
         if schema.sorted and times is not None:
             self._check_order(times, place, bad)
         times = times if schema.sorted else None
-        return TableRows(label, dense, tokens, absent, split, times, self._only_train, lists), bad
+        return TableRows(label, dense, tokens, split, times, self._only_train, lists), bad
+
+    def _tokens(self, name: str, column: pa.Array) -> Tokens:
+        values = (hashes_of if self.schema.categorical[name].hash == KEYS else tokens_of)(column)
+        return Tokens(values, column.is_null().to_numpy(zero_copy_only=False).view(np.uint8))
 
     def _check_dense(self, name: str, values: np.ndarray, bad: dict[int, Problem]) -> None:
         column = self.schema.dense[name]

@@ -11,7 +11,6 @@ from data_prep.files import save_array
 from data_prep.preparation import Preparation, Rows
 from data_prep.ranks import RawDataError
 from data_prep.vocabulary.lookup import look_up
-from data_prep.vocabulary.scan import reduce_tokens
 from data_prep.vocabulary.vocabulary_file import RESERVED_IDS, Vocabulary
 from ssmpi.data.schema import KEY_OF_ZERO, MISSING_ID, MISSING_KEY
 
@@ -27,44 +26,44 @@ class Encoder:
         """Ids int32 (features with ids, rows); DataError for an unseen token if the vocabulary has no id for it (dlrm
         order).
         """
-        tokens = reduce_tokens(rows.tokens, self.vocabulary.max_ind_range)
-        ids = look_up(tokens, rows, self.tables, reserved=self.vocabulary.reserved)
-        for f, slots in self.vocabulary.hashed.items():
-            if f < len(tokens):
-                missing, _ = rows.missing_bit(f)
-                ids[f] = np.where(missing, MISSING_ID, _hashed(tokens[f], slots))
+        with_ids = [f for f in range(self._single(rows)) if f not in self.vocabulary.keyed]
+        ids = np.empty((len(with_ids), rows.rows), np.int32)
+        for f, out in zip(with_ids, ids, strict=True):
+            out[:] = self._ids_of(rows, f)
         if not self.vocabulary.reserved and ids.size and ids.min() < 0:
             row, feature = np.argwhere(ids.T < 0)[0]
+            token = rows.tokens_of(feature).modulo(self.vocabulary.max_ind_range).values[row]
             raise RawDataError(
-                f"token {tokens[feature, row]:08x} of {self.vocabulary.names[feature]} is not in "
+                f"token {token:08x} of {self.vocabulary.names[feature]} is not in "
                 f"{self.vocabulary.path.name}, and dlrm order has no id for unseen tokens; use a "
                 "vocabulary in frequency order"
             )
-        return np.delete(ids, keyed, axis=0) if (keyed := self.vocabulary.keyed) else ids
+        return ids
 
     def keys(self, rows: Rows) -> np.ndarray:
         """Keys int64 (keyed, rows): the tokens, which are 64-bit hashes."""
         found = np.empty((len(self.vocabulary.keyed), rows.rows), np.uint64)
         for f, keys in zip(self.vocabulary.keyed, found, strict=True):
-            missing, _ = rows.missing_bit(f)
-            keys[:] = np.where(missing, MISSING_KEY, np.where(rows.tokens[f] == 0, KEY_OF_ZERO, rows.tokens[f]))
+            tokens = rows.tokens_of(f)
+            there = np.where(tokens.values == 0, KEY_OF_ZERO, tokens.values)
+            keys[:] = tokens.by_row(np.where(tokens.missing, MISSING_KEY, there))
         return found.view(np.int64)
 
     def list_ids(self, rows: Rows) -> list[np.ndarray]:
         """Ids int32 (tokens,) of each list feature's tokens."""
-        found = []
-        for f, one in enumerate(rows.lists, start=len(rows.tokens)):
-            slots = self.vocabulary.hashed.get(f)
-            tokens = one.tokens[None]
-            found.append(
-                _hashed(one.tokens, slots) if slots else look_up(tokens, rows, self.tables, reserved=True, first=f)[0]
-            )
-        return found
+        return [self._ids_of(rows, f) for f in range(self._single(rows), len(self.vocabulary.names))]
 
+    def _single(self, rows: Rows) -> int:
+        """How many sparse features are no lists; they come first."""
+        return len(self.vocabulary.names) - len(rows.lists)
 
-def _hashed(tokens: np.ndarray, slots: int) -> np.ndarray:
-    """Ids int32 of tokens in a range of so many."""
-    return RESERVED_IDS + (tokens % np.uint64(slots)).astype(np.int32)
+    def _ids_of(self, rows: Rows, feature: int) -> np.ndarray:
+        """Ids int32 (rows,) of a sparse feature, or (tokens,) of its lists."""
+        tokens = rows.tokens_of(feature).modulo(self.vocabulary.max_ind_range)
+        if slots := self.vocabulary.hashed.get(feature):
+            ids = RESERVED_IDS + (tokens.values % np.uint64(slots)).astype(np.int32)
+            return tokens.by_row(np.where(tokens.missing, np.int32(MISSING_ID), ids))
+        return look_up(tokens, self.tables[feature], reserved=self.vocabulary.reserved)
 
 
 def in_memory(vocabulary: Vocabulary) -> Encoder:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from data_prep.preparation import Rows
+from data_prep.tokens import Tokens
 from data_prep.vocabulary.tables import LOAD, home_slot, slot_of
 from ssmpi.compiled.jit import njit
 from ssmpi.data.schema import MISSING_ID, RARE_ID
@@ -74,14 +72,12 @@ def _look_up_wide(
         ids[row] = np.int32(table[slot, 1] - np.uint64(1)) if table[slot, 1] != 0 else reserved[1]
 
 
-def look_up(
-    tokens: np.ndarray, rows: Rows, tables: Sequence[np.ndarray], *, reserved: bool, first: int = 0
-) -> np.ndarray:
-    """Ids int32 (features, rows) of ``tokens`` uint32 (features, rows), those of ``rows`` from feature ``first`` on.
-    With ``reserved`` 0 is missing and 1 unseen; otherwise a missing token is token 0 and an unseen one gets -1."""
-    ids = np.empty(tokens.shape, dtype=np.int32)
-    for f, table in enumerate(tables[first : first + len(tokens)]):
-        missing, bit = rows.missing_bit(first + f)
-        one = _look_up_wide if table.ndim == 2 else _look_up
-        one(tokens[f], missing, bit if reserved else -1, table, (MISSING_ID, RARE_ID if reserved else -1), ids[f])
-    return ids
+def look_up(tokens: Tokens, table: np.ndarray, *, reserved: bool) -> np.ndarray:
+    """Ids int32 (rows,). With ``reserved`` 0 is missing and 1 unseen; otherwise a missing token is token 0, and an
+    unseen one gets -1.
+    """
+    ids = np.empty(len(tokens.values), dtype=np.int32)
+    one = _look_up_wide if table.ndim == 2 else _look_up
+    numbers = MISSING_ID, RARE_ID if reserved else -1
+    one(tokens.values, tokens.missing, tokens.bit if reserved else -1, table, numbers, ids)
+    return tokens.by_row(ids)

@@ -96,13 +96,13 @@ class ScanRun:
 
     def count(self, rows: Rows, position: int) -> None:
         """Count the tokens of ``rows``, the first at ``position``; spill before the tables outgrow their bound."""
-        tokens = [*reduce_tokens(rows.tokens, self._modulus), *(one.tokens for one in rows.lists)]
+        tokens = [rows.tokens_of(f).modulo(self._modulus) for f in range(len(self._tables))]
         wanted = zip(self._tables, tokens, strict=True)
-        if sum(table.bytes_with(len(some)) for table, some in wanted) > self._budget:
+        if sum(table.bytes_with(len(some.values)) for table, some in wanted) > self._budget:
             self._spill()
         for f, table in enumerate(self._tables):
             if not self._hashed[f]:
-                table.take(rows, f, tokens[f], position)
+                table.take(tokens[f], position)
 
     def end(self, record: PieceRecord) -> None:
         """Finish a piece."""
@@ -131,11 +131,6 @@ class ScanRun:
         save_array(self._folder / f"{part.name}.tokens.npy", tokens)
         save_array(self._folder / f"{part.name}.values.npy", values)
         self._parts.append(part)
-
-
-def reduce_tokens(tokens: np.ndarray, max_ind_range: int) -> np.ndarray:
-    """Tokens modulo ``max_ind_range`` (0: as they are); uint32, any shape."""
-    return tokens % np.uint32(max_ind_range) if max_ind_range else tokens
 
 
 def scan(job: Preparation, name: str, title: str, window: Window | None, keep: Keep | None = None) -> ScanResult:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from data_prep.preparation import Rows
 from data_prep.raw.fields import Integer
+from data_prep.tokens import Tokens
 from ssmpi.compiled.jit import njit
 
 FIRST_BITS = 10
@@ -78,8 +78,12 @@ def _rehash(old: np.ndarray, table: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _count_wide(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, state: np.ndarray) -> None:
-    """As ``_count`` for tokens uint64; a slot of ``table`` uint64 (slots, 2) is token and count, 0 when empty."""
+def _count_wide(
+    tokens: np.ndarray, missing: np.ndarray, bit: int, times: np.ndarray, table: np.ndarray, state: np.ndarray
+) -> None:
+    """As ``_count`` for tokens uint64; a slot of ``table`` uint64 (slots, 2) is token and count, 0 when empty. Token i
+    is counted ``times[i]`` times, int64, or once each if that is empty.
+    """
     bits = np.int64(np.log2(table.shape[0]) + 0.5)
     wrap = table.shape[0] - 1
     row, used, limit = state[0], state[1], state[2]
@@ -89,7 +93,8 @@ def _count_wide(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.nda
             for ahead in tokens[row:stop]:
                 state[3] ^= np.int64(table[home_slot(ahead, bits), 1])
         while row < stop and used < limit:
-            if not (missing[row] >> bit) & 1:
+            often = times[row] if times.size else 1
+            if often and not (missing[row] >> bit) & 1:
                 token = tokens[row]
                 slot = home_slot(token, bits)
                 while table[slot, 1] != 0 and table[slot, 0] != token:
@@ -97,7 +102,7 @@ def _count_wide(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.nda
                 if table[slot, 1] == 0:
                     table[slot, 0] = token
                     used += 1
-                table[slot, 1] += np.uint64(1)
+                table[slot, 1] += np.uint64(often)
             row += 1
     state[0], state[1] = row, used
 
@@ -167,7 +172,7 @@ class TokenTable(ABC):
         """Double the table."""
 
     @abstractmethod
-    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+    def _take(self, tokens: Tokens, position: int) -> Callable[[np.ndarray], None]:
         """A function that fills the current table, given the state described in ``_count``."""
 
     @abstractmethod
@@ -183,16 +188,14 @@ class TokenTable(ABC):
             slots *= 2
         return self.slot_bytes * (slots + slots // 2)
 
-    def take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> None:
-        """Add ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``, or those of its lists; the first row is at
-        ``position``.
-        """
+    def take(self, tokens: Tokens, position: int) -> None:
+        """Add tokens; the first row is at ``position``."""
         state = np.array([0, self.entries, 0, 0], dtype=np.int64)
         while True:
             state[2] = int(LOAD * (1 << self._bits))
-            self._take(rows, feature, tokens, position)(state)
+            self._take(tokens, position)(state)
             self.entries = int(state[1])
-            if state[0] >= len(tokens):
+            if state[0] >= len(tokens.values):
                 return
             self._bits += 1
             self._grow()
@@ -218,8 +221,8 @@ class CountTable(TokenTable):
         self._allocate()
         _rehash(old, self._table)
 
-    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
-        return lambda state: _count(tokens, *rows.missing_bit(feature), self._table, state)
+    def _take(self, tokens: Tokens, position: int) -> Callable[[np.ndarray], None]:
+        return lambda state: _count(tokens.values, tokens.missing, tokens.bit, self._table, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         entries = np.sort(self._table[self._table != 0])
@@ -239,8 +242,9 @@ class WideCountTable(TokenTable):
         self._allocate()
         _rehash_wide(old, self._table)
 
-    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
-        return lambda state: _count_wide(tokens, *rows.missing_bit(feature), self._table, state)
+    def _take(self, tokens: Tokens, position: int) -> Callable[[np.ndarray], None]:
+        what = tokens.values, tokens.missing, tokens.bit, tokens.times
+        return lambda state: _count_wide(*what, self._table, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         entries = self._table[self._table[:, 1] != 0]
@@ -262,8 +266,8 @@ class FirstTable(TokenTable):
         self._allocate()
         _refill(keys, values, self._keys, self._values)
 
-    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
-        return lambda state: _note_first(tokens, position, self._keys, self._values, state)
+    def _take(self, tokens: Tokens, position: int) -> Callable[[np.ndarray], None]:
+        return lambda state: _note_first(tokens.values, position, self._keys, self._values, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         taken = self._values != 0

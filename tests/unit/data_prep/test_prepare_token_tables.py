@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data_prep.table.rows import TableRows
+from data_prep.tokens import Tokens
 from data_prep.vocabulary.lookup import look_up, lookup_table
 from data_prep.vocabulary.tables import LARGE, LOAD, CountTable, WideCountTable
 from data_prep.vocabulary.vocabulary_file import by_count
@@ -13,45 +13,54 @@ from data_prep.vocabulary.vocabulary_file import by_count
 SIZES = [50, int(1.2 * LOAD * LARGE)]  # distinct tokens
 
 
-def drawn(kind, distinct, rows, seed=1):
-    """Tokens of a kind, and rows of them, some missing."""
+def drawn(kind, distinct, rows, seed=1, *, coded=False):
+    """Different tokens of a kind; those of some rows, a few missing; and what each row has, None where missing."""
     generator = np.random.default_rng(seed)
     most = np.iinfo(kind).max
-    tokens = np.unique(np.append(generator.integers(0, most, distinct, dtype=kind), np.array([0, most], kind)))
-    of_rows = generator.choice(tokens, rows)
-    absent = (generator.random((1, rows)) < 0.1).astype(np.uint8)
-    return tokens, TableRows(np.zeros(rows, np.uint8), np.empty((0, rows)), of_rows[None], absent)
+    values = np.unique(np.append(generator.integers(0, most, distinct, dtype=kind), np.array([0, most], kind)))
+    codes = generator.integers(0, len(values), rows, dtype=np.int32)
+    if coded:  # missing ones too are of a code
+        absent = (generator.random(len(values)) < 0.1).astype(np.uint8)
+        tokens, gone = Tokens(values, absent, codes=codes), absent[codes]
+    else:
+        gone = (generator.random(rows) < 0.1).astype(np.uint8)
+        tokens = Tokens(values[codes], gone * np.uint8(4), bit=2)
+    return values, tokens, [None if no else one for one, no in zip(values[codes].tolist(), gone.tolist(), strict=True)]
+
+
+KINDS = [(np.uint32, False), (np.uint64, False), (np.uint64, True)]
 
 
 @pytest.mark.parametrize("distinct", SIZES)
-@pytest.mark.parametrize("table", [CountTable, WideCountTable])
-def test_every_token_is_counted_block_by_block(table, distinct):
-    kind, made = (np.uint64 if table is WideCountTable else np.uint32), table()
-    _, rows = drawn(kind, distinct, 2 * distinct)
-    for part in (rows.part(0, 30), rows.part(30, distinct), rows.part(distinct, rows.rows)):
-        made.take(part, 0, part.tokens[0], 0)
-    expected = Counter(rows.tokens[0][rows.absent[0] == 0].tolist())
-    tokens, counts = made.drain()
-    assert tokens.dtype == kind
-    assert list(zip(tokens.tolist(), counts.tolist(), strict=True)) == sorted(expected.items())
+@pytest.mark.parametrize(("kind", "coded"), KINDS)
+def test_every_token_is_counted_block_by_block(kind, coded, distinct):
+    made = WideCountTable() if kind is np.uint64 else CountTable()
+    _, tokens, rows = drawn(kind, distinct, 2 * distinct, coded=coded)
+    assert tokens.absent == rows.count(None)
+    odd = np.arange(len(rows)) % 2 == 1
+    for part in (slice(0, 30), slice(30, distinct), odd & (np.arange(len(rows)) >= distinct)):
+        made.take(tokens.take(part), 0)
+    some = rows[:distinct] + [row for i, row in enumerate(rows) if i >= distinct and odd[i]]
+    expected = Counter(row for row in some if row is not None)
+    found, counts = made.drain()
+    assert found.dtype == kind
+    assert list(zip(found.tolist(), counts.tolist(), strict=True)) == sorted(expected.items())
     assert made.entries == 0
 
 
 @pytest.mark.parametrize("distinct", SIZES)
-@pytest.mark.parametrize(("kind", "reserved"), [(np.uint32, True), (np.uint32, False), (np.uint64, True)])
-def test_every_token_gets_its_id(kind, reserved, distinct):
-    tokens, rows = drawn(kind, distinct, distinct)
-    known = np.random.default_rng(2).permutation(tokens)[: len(tokens) // 2]
+@pytest.mark.parametrize(("kind", "coded", "reserved"), [*((*kind, True) for kind in KINDS), (np.uint32, False, False)])
+def test_every_token_gets_its_id(kind, coded, reserved, distinct):
+    values, tokens, rows = drawn(kind, distinct, distinct, coded=coded)
+    known = np.random.default_rng(2).permutation(values)[: len(values) // 2]
     first = 2 if reserved else 0
     numbers = {token: first + i for i, token in enumerate(known.tolist())}
     unseen = 1 if reserved else -1
-    expected = [
-        0 if gone and reserved else numbers.get(token, unseen)
-        for token, gone in zip(rows.tokens[0].tolist(), rows.absent[0].tolist(), strict=True)
-    ]
-    ids = look_up(rows.tokens, rows, [lookup_table(known, first)], reserved=reserved)
+    if not reserved:
+        rows = tokens.values.tolist()
+    ids = look_up(tokens, lookup_table(known, first), reserved=reserved)
     assert ids.dtype == np.int32
-    assert ids[0].tolist() == expected
+    assert ids.tolist() == [0 if row is None else numbers.get(row, unseen) for row in rows]
 
 
 @pytest.mark.parametrize("most", [3, 2**16 - 1, 2**16 + 1, 2**40])
