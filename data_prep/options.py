@@ -21,14 +21,19 @@ LEAST_TABLE_BYTES = 1 << 20
 RECIPE = 2  # incremented whenever the same arguments and files give different bytes
 
 
+def list_id_bytes(features: Features) -> int:
+    """Bytes of an id of a list, with its weight if lists have any."""
+    return 8 if features.weighted else 4
+
+
 def shard_row_bytes(features: Features) -> int:
-    """Bytes of a row in a shard, without the ids of lists, which have 4 each."""
+    """Bytes of a row in a shard, without the ids of lists."""
     wide = len(features.keyed) + len(features.lists)
     return 4 * len(features.sparse) + 4 * wide + 4 * len(features.dense) + 1
 
 
 def most_packed_bytes(features: Features) -> int:
-    """The most bytes of a packed row, without the ids of lists, which have 4 each."""
+    """The most bytes of a packed row, without the ids of lists."""
     return 4 * len(features.sparse) + 4 * len(features.keyed) + 8 * len(features.dense) + 1
 
 
@@ -95,7 +100,8 @@ class PrepareOptions:
         piece = self.piece_bytes // (len(features.dense) + len(features.sparse)) * (packed + 16)
         if features.lists:  # an id takes two bytes of text at least, and four twice in memory
             piece += 4 * self.piece_bytes
-        lists = 8 * sum(one.longest for one in features.lists.values())
+        copies = 3 if features.weighted else 2  # of the ids of a shard
+        lists = copies * list_id_bytes(features) * sum(one.longest for one in features.lists.values())
         shard = min(self.shard_rows, rows) * (packed + shard_row_bytes(features) + 8 + lists)
         return BASE_BYTES + max(3 * self.table_bytes * counting, piece, shard)
 

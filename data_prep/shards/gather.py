@@ -18,7 +18,7 @@ from data_prep.files import Publisher
 from data_prep.preparation import Preparation
 from data_prep.progress import ProgressBar
 from data_prep.scratch import Scratch
-from data_prep.shards.list_ids import permute
+from data_prep.shards.list_ids import item_type, permute, without_weights
 from data_prep.shards.packing import SLACK, row_bytes, unpack
 from data_prep.shards.scatter import GroupedFile, PlacedPiece
 from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
@@ -27,8 +27,6 @@ from ssmpi.data.schema import ShardEntry, lay_out_shard
 from ssmpi.data.shard_columns import Columns, Lists
 from ssmpi.data.shard_frame import Frame, frame_of
 from ssmpi.files import atomic_file
-
-ID_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ class Collector:
         self._of, self._wide, self._labelled, self._scratch = job.format, wide, job.labelled, Scratch()
         self._rows = GroupedFiles([one.rows(job.work) for one in placed], row_bytes(wide))
         if job.format.features.lists:
-            self._ids = GroupedFiles([one.lists(job.work) for one in placed], ID_BYTES)
+            self._item = item_type(job.format.features)
+            self._ids = GroupedFiles([one.lists(job.work) for one in placed], np.dtype(self._item).itemsize)
 
     def rows_of(self, shard: int) -> int:
         """The number of rows of a shard."""
@@ -99,10 +98,11 @@ class Collector:
     def _lists(self, shard: int, order: np.ndarray, lengths: np.ndarray) -> Lists:
         """The lists of a shard's rows in ``order``, of ``lengths`` int32 (rows, lists)."""
         count = self._ids.count(shard)
-        read, ids = (self._scratch.array(name, (count,), np.int32) for name in ("lists read", "list ids"))
+        read, items = (self._scratch.array(name, (count,), self._item) for name in ("lists read", "lists"))
         self._ids.read(shard, read.view(np.uint8))
-        permute(read, order, lengths.sum(axis=1, dtype=np.int64), ids)
-        return Lists(ids, np.cumsum(lengths, dtype=np.int64).reshape(lengths.shape))
+        permute(read, order, lengths.sum(axis=1, dtype=np.int64), items)
+        ids, weights = without_weights(items)
+        return Lists(ids, np.cumsum(lengths, dtype=np.int64).reshape(lengths.shape), weights)
 
 
 def write_shards(

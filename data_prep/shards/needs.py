@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from data_prep.options import ORDERING_BYTES, shard_row_bytes
+from data_prep.options import ORDERING_BYTES, list_id_bytes, shard_row_bytes
 from data_prep.preparation import Preparation
 from data_prep.vocabulary.scan import ScanResult
 from data_prep.vocabulary.vocabulary_file import Vocabulary
@@ -99,7 +99,8 @@ def _disk_need(
     packed value are enough for all but extreme integers, and a list is taken to have one id.
     """
     each = shard_row_bytes(job.format.features)
-    lists = 4 * (rows * len(job.format.features.lists) if listed is None else listed)
+    features = job.format.features
+    lists = list_id_bytes(features) * (rows * len(features.lists) if listed is None else listed)
     return rows * each + lists + vocabulary_bytes, rows * (packed_bytes or each) + lists + 2 * vocabulary_bytes
 
 

@@ -20,7 +20,7 @@ from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
 from data_prep.raw.sources import CHANGED
 from data_prep.scratch import Scratch
-from data_prep.shards.list_ids import ListGrouping
+from data_prep.shards.list_ids import ListGrouping, item_type
 from data_prep.shards.packer import KeptPiece, Packer, file_crc
 from data_prep.shards.packing import group
 from data_prep.shards.shard_layout import ShardLayout
@@ -80,7 +80,7 @@ class PlacedPiece:
         return GroupedFile(work / "pieces" / f"piece-{self.record.source:04d}-{self.record.piece:06d}.rows")
 
     def lists(self, work: Path) -> GroupedFile:
-        """The ids int32 of its lists."""
+        """The packed ids of its lists."""
         return GroupedFile(self.rows(work).path.with_suffix(".lists"))
 
     def saved(self, work: Path, *, lists: bool) -> bool:
@@ -119,7 +119,8 @@ class Grouping:
         self._offsets = np.concatenate([[0], np.cumsum(counts)])
         self.at, self.rows, self._used = self._offsets[:-1].copy(), 0, [0] * len(self._by_split)
         self.out = placement.scratch.array("packed", (placed.record.rows, placement.packer.row_bytes), np.uint8)
-        self.lists = ListGrouping(len(counts)) if placement.packer.of.features.lists else None
+        features = placement.packer.of.features
+        self.lists = ListGrouping(len(counts), item_type(features)) if features.lists else None
 
     def next_shards(self, rows: int, split: np.ndarray | None) -> np.ndarray:
         """The shards int32 (rows,) of the next rows; ``split``: uint8 (rows,), if rows say theirs."""

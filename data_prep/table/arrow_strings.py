@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, Schema
+from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from data_prep.tokens import Tokens
 from ssmpi.compiled.jit import njit
 
 ARROW = {NUMBER: pa.float64(), INTEGER: pa.int64(), STRING: pa.binary(), TIMESTAMP: pa.timestamp("us")}
-ARROW[LIST] = ARROW[STRING]  # of text, before it is split
+ARROW[LIST] = ARROW[WEIGHTS] = ARROW[STRING]  # of text, before it is split
 
 
 @njit(cache=True, nogil=True)

@@ -14,8 +14,8 @@ from pyarrow import parquet
 
 from data_prep.preparation import RawSource
 from data_prep.raw.sources import TextStream
+from data_prep.table.arrow_lists import are_lists
 from data_prep.table.guess_lists import separator_of
-from data_prep.table.lists import are_lists
 from ssmpi.core.errors import DataError
 
 SEPARATORS = "\t,;|"

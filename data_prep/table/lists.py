@@ -7,19 +7,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.raw.diagnosis import shorten
-from data_prep.table.arrow_strings import ARROW, missing_values, tokens_of
+from data_prep.table.arrow_lists import are_lists, lengths_of, shown
+from data_prep.table.arrow_strings import ARROW, missing_values, null_where_missing, tokens_of
+from data_prep.table.list_weights import weights_of
 from data_prep.table.schema import INTEGER, STRING, ListColumn, Schema
 from data_prep.token_lists import TokenLists
 
 NOT_INTEGER, TOO_LONG = "value of {}", "length of {}"  # reasons
-
-
-def are_lists(kind: pa.DataType) -> bool:
-    """Whether values of an Arrow type are lists."""
-    return any(
-        is_one(kind)
-        for is_one in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
-    )
 
 
 class ListReader:
@@ -28,47 +22,69 @@ class ListReader:
     def __init__(self, schema: Schema) -> None:
         self._missing = missing_values(schema)
 
-    def read(self, name: str, column: ListColumn, values: pa.Array) -> tuple[TokenLists, dict[int, tuple[str, str]]]:
+    def read(
+        self, name: str, column: ListColumn, values: pa.Array, weights: pa.Array | None = None
+    ) -> tuple[TokenLists, dict[int, tuple[str, str]]]:
         """The lists of some rows, and what is wrong with the bad ones. A missing list is empty; missing values in one
-        are left out.
+        are left out, and so are their weights.
         """
-        lists = values if are_lists(values.type) else _split(values, column.separator)
-        of = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False))
-        each = lists.flatten()
-        if pa.types.is_dictionary(each.type):
-            each = each.dictionary_decode()
-        if not pa.types.is_integer(each.type):
-            each = each.cast(ARROW[STRING])
-            gone = pc.or_(pc.is_in(each, self._missing), each.is_null())
-            of, each = of[~gone.to_numpy(zero_copy_only=False)], each.filter(pc.invert(gone))
-        elif each.null_count:
-            of, each = of[each.is_valid().to_numpy(zero_copy_only=False)], each.drop_null()
-        bad: dict[int, tuple[str, str]] = {}
+        lists, bad = self._lists(values, column.separator), dict[int, tuple[str, str]]()
+        of, each = _rows_of(lists), _each(lists)
+        gone = self._gone(each)
+        weighing = None
+        if weights is not None:
+            weighed = self._lists(weights, column.separator)
+            weighing = weights_of(name, column, (lists, weighed), ~gone, bad)[~gone]
+        if gone.any():
+            of, each = of[~gone], each.filter(pa.array(~gone))
         if column.type == INTEGER:
             each = _integers(name, each, of, bad)
-        return self._bounded(name, column, values, TokenLists(tokens_of(each), _ends(of, len(lists))), bad), bad
+        found = TokenLists(tokens_of(each), _ends(of, len(lists)), weighing)
+        return self._bounded(name, column, values, found, bad), bad
+
+    def _lists(self, values: pa.Array, separator: str) -> pa.Array:
+        """Lists as they are, or of text; null where that means a missing list."""
+        if are_lists(values.type):
+            return values
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        return pc.split_pattern(null_where_missing(values.cast(ARROW[STRING]), self._missing), pattern=separator)
+
+    def _gone(self, each: pa.Array) -> np.ndarray:
+        """Where values are missing: bool (values,)."""
+        gone = each.is_null()
+        if pa.types.is_binary(each.type):
+            gone = pc.or_(gone, pc.is_in(each, self._missing))
+        found: np.ndarray = gone.to_numpy(zero_copy_only=False)
+        return found
 
     def _bounded(
         self, name: str, column: ListColumn, values: pa.Array, lists: TokenLists, bad: dict[int, tuple[str, str]]
     ) -> TokenLists:
         """Lists that are not too long; the others are cut, or added to the bad rows."""
-        lengths = lists.lengths
         if column.truncate:
-            place = np.arange(len(lists.tokens)) - np.repeat(lists.ends - lengths, lengths)
-            return TokenLists(lists.tokens[place < column.longest], np.cumsum(np.minimum(lengths, column.longest)))
+            return lists.cut(column.longest)
+        lengths = lists.lengths
         for row in np.flatnonzero(lengths > column.longest):
             bad[int(row)] = (
                 TOO_LONG.format(name),
-                f"{name} has {lengths[row]:,} values, and longest = {column.longest:,} in {_shown(values[int(row)])}; "
+                f"{name} has {lengths[row]:,} values, and longest = {column.longest:,} in {shown(values[int(row)])}; "
                 f"raise longest of list.{name} in the schema, write truncate = true there, or remove the row",
             )
         return lists
 
 
-def _split(values: pa.Array, separator: str) -> pa.Array:
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    return pc.split_pattern(values.cast(ARROW[STRING]), pattern=separator)
+def _rows_of(lists: pa.Array) -> np.ndarray:
+    """The row of each value, ascending."""
+    return np.repeat(np.arange(len(lists)), lengths_of(lists))
+
+
+def _each(lists: pa.Array) -> pa.Array:
+    """The values of lists: integers, or strings as bytes."""
+    each = lists.flatten()
+    if pa.types.is_dictionary(each.type):
+        each = each.dictionary_decode()
+    return each if pa.types.is_integer(each.type) else each.cast(ARROW[STRING])
 
 
 def _ends(of: np.ndarray, rows: int) -> np.ndarray:
@@ -99,8 +115,3 @@ def _integer(value: bytes) -> int | None:
     except pa.ArrowInvalid:
         return None
     return found
-
-
-def _shown(value: pa.Scalar) -> str:
-    found = value.as_py()
-    return shorten(found if isinstance(found, bytes) else str(found).encode())

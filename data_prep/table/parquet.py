@@ -13,12 +13,12 @@ from pyarrow import parquet
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.ranks import BadRowError, RawDataError
 from data_prep.raw.sources import CHANGED
+from data_prep.table.arrow_lists import are_lists
 from data_prep.table.arrow_strings import ARROW, StringReader, missing_values, null_where_missing
 from data_prep.table.files import require_columns
 from data_prep.table.format import TableFormat
-from data_prep.table.lists import are_lists
 from data_prep.table.rows import Place, TableRows, without
-from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, Schema
+from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from ssmpi.core.errors import DataError
 
 BATCH_ROWS = 1 << 14
@@ -157,7 +157,7 @@ class ParquetTable(TableFormat):
             if name in self._builder.hashed_strings:
                 hashed[name] = self._strings.tokens(name, column)
                 continue
-            if kind == LIST:
+            if kind in (LIST, WEIGHTS):
                 columns[name] = column
                 continue
             columns[name] = column.cast(ARROW[kind])
@@ -202,13 +202,13 @@ class ParquetTable(TableFormat):
             raise DataError(f"{source.path}: has no rows; leave it out")
         require_columns(self.schema, source.path, found.names)
         for name, kind in self._kinds.items():
-            of = self.schema.lists[name].type if kind == LIST else ""
+            of = NUMBER if kind == WEIGHTS else self.schema.lists[name].type if kind == LIST else ""
             if not (_can_list(found.field(name).type, of) if of else _fits(found.field(name).type, kind)):
                 dates = name == self.schema.time and self.schema.sorted
                 remedy = 'write split.by = "time"' if dates else "change its type there, or convert the column"
                 raise DataError(
-                    f"{source.path}: column {name!r} is {found.field(name).type}, which cannot be read as the {kind}"
-                    f"{f' of {of}s' if of else ''} that {self.schema.path} says; {remedy}"
+                    f"{source.path}: column {name!r} is {found.field(name).type}, which cannot be read as the "
+                    f"{f'list of {of}s' if of else kind} that {self.schema.path} says; {remedy}"
                 )
         return metadata
 
@@ -247,7 +247,7 @@ def _fits(found: pa.DataType, kind: str) -> bool:
 
 
 def _can_list(found: pa.DataType, element: str) -> bool:
-    """Whether a column can be read as lists of strings or of integers: it has such lists, or text to split."""
+    """Whether a column can be read as lists of strings, integers or numbers: it has such, or text to split."""
     if not are_lists(found):
         return _fits(found, STRING)
     value = found.value_type

@@ -132,7 +132,7 @@ class RowBuilder:
         tokens = [hashed[name] if name in hashed else self._tokens(name, columns[name]) for name in schema.categorical]
         lists = []
         for name, listed in schema.lists.items():
-            found, wrong = self._lists.read(name, listed, columns[name])
+            found, wrong = self._lists.read(name, listed, columns[name], columns.get(listed.weights))
             lists.append(found)
             bad |= wrong
         label = self._labels(columns, bad) if schema.label else np.zeros(rows, dtype=np.uint8)

@@ -11,7 +11,8 @@ from typing import Any
 from ssmpi.core.errors import UserError
 from ssmpi.data.features import Features, ListOptions
 
-NUMBER, INTEGER, STRING, TIMESTAMP, LIST = "number", "integer", "string", "timestamp", "list"
+NUMBER, INTEGER, STRING, TIMESTAMP = "number", "integer", "string", "timestamp"
+LIST, WEIGHTS = "list", "weights"
 TRANSFORMS = ("none", "log1p", "standardize")
 REFUSE = "refuse"
 MOST_RANGE = 2**31 - 3
@@ -54,13 +55,20 @@ class Categorical:
 @dataclass(frozen=True, kw_only=True)
 class ListColumn(Categorical):
     """A sparse feature with a list in each row, pooled by ``pooling``. ``separator``: what lies between the values in
-    text. A list of more than ``longest`` values is bad, or ends there with ``truncate``.
+    text. A list of more than ``longest`` values is bad, or ends there with ``truncate``. ``weights``: the column that
+    has a number for each value of a list; empty if they have none.
     """
 
     longest: int
     separator: str = "|"
     truncate: bool = False
     pooling: str = "sum"
+    weights: str = ""
+
+    @property
+    def options(self) -> ListOptions:
+        """As a data set records it."""
+        return ListOptions(self.pooling, bool(self.weights), longest=self.longest)
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ class Schema:
     def features(self) -> Features:
         """The features, in the order of the schema; lists after the other sparse ones."""
         keyed = tuple(name for name, column in self.categorical.items() if column.hash == KEYS)
-        lists = {name: ListOptions(column.pooling, longest=column.longest) for name, column in self.lists.items()}
+        lists = {name: column.options for name, column in self.lists.items()}
         return Features(tuple(self.dense), tuple(self.sparse), lists, keyed)
 
     @property
@@ -114,6 +122,7 @@ class Schema:
         wanted = [(name, NUMBER) for name in self.dense]
         wanted += [(name, column.type) for name, column in self.categorical.items()]
         wanted += [(name, LIST) for name in self.lists]
+        wanted += [(column.weights, WEIGHTS) for column in self.lists.values() if column.weights]
         if self.label:
             wanted.append((self.label.column, self.label.kind))
         if self.split.by == "column":
@@ -147,7 +156,10 @@ class Schema:
     def identity(self) -> dict[str, Any]:
         """Everything the output depends on, as JSON has it; no path."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
-        if not self.lists:  # as by versions that knew none
+        for column in found["lists"].values():
+            if not column["weights"]:  # as by versions that knew none
+                del column["weights"]
+        if not self.lists:
             del found["lists"]
         return {f"schema.{name}": value for name, value in found.items() if name != "path"}
 

@@ -167,7 +167,7 @@ def _tokens(path: Path, place: str, settings: dict[str, Any]) -> tuple[str, int,
 
 def _list(path: Path, name: str, value: object) -> ListColumn:
     place = f"list.{name}"
-    known = {"type", "min_count", "hash", "longest", "separator", "truncate", "pooling"}
+    known = {"type", "min_count", "hash", "longest", "separator", "truncate", "pooling", "weights"}
     _known(path, place, value, known)
     assert isinstance(value, dict)
     longest, truncate, pooling = value.get("longest"), value.get("truncate", False), value.get("pooling", POOLINGS[0])
@@ -183,10 +183,14 @@ def _list(path: Path, name: str, value: object) -> ListColumn:
         raise UserError(f"{path}: {place}: truncate is {truncate!r}, not true or false")
     if pooling not in POOLINGS:
         raise UserError(f"{path}: {place}: pooling is {pooling!r}, not {' or '.join(map(repr, POOLINGS))}")
+    weights = _string(path, f"{place}.weights", value.get("weights", ""))
+    if weights and pooling == "mean":
+        raise UserError(f'{path}: {place}: a list with weights is pooled by "sum"; leave out pooling, or weights')
     kind, least, slots = _tokens(path, place, value)
     return ListColumn(
-        type=kind, min_count=least, hash=slots, longest=longest, separator=separator, truncate=truncate, pooling=pooling
-    )
+        type=kind, min_count=least, hash=slots, longest=longest, separator=separator, truncate=truncate,
+        pooling=pooling, weights=weights,
+    )  # fmt: skip
 
 
 def _split(path: Path, found: object) -> SplitRule:

@@ -111,6 +111,8 @@ price = "standardize"
 [categorical]
 user = "integer"
 item = {}
+[list]
+tags = { longest = 4, weights = "scores" }
 [split]
 by = "random"
 """
@@ -120,9 +122,14 @@ def test_a_table_has_the_same_bytes_for_any_number_of_ranks(tmp_path):
     from pyarrow import csv, parquet
 
     draw, file = random.Random(1), tmp_path / "table.parquet"
-    rows = [f"{draw.randint(0, 1)},{draw.random()},{draw.randint(1, 99)},i{draw.randint(1, 50)}" for _ in range(2000)]
-    (tmp_path / "table.csv").write_text("\n".join(["click,price,user,item", *rows]) + "\n")
-    parquet.write_table(csv.read_csv(tmp_path / "table.csv"), file, row_group_size=150)
+    rows = []
+    for _ in range(2000):
+        tags = [(f"t{draw.randint(0, 30)}", str(draw.random())) for _ in range(draw.randint(1, 4))]
+        lists = ",".join("|".join(some) for some in zip(*tags, strict=True))
+        rows.append(f"{draw.randint(0, 1)},{draw.random()},{draw.randint(1, 99)},i{draw.randint(1, 50)},{lists}")
+    (tmp_path / "table.csv").write_text("\n".join(["click,price,user,item,tags,scores", *rows]) + "\n")
+    text = csv.ConvertOptions(column_types={"scores": "string"})
+    parquet.write_table(csv.read_csv(tmp_path / "table.csv", convert_options=text), file, row_group_size=150)
     (tmp_path / "schema.toml").write_text(TABLE)
     words = ("table", "--schema", str(tmp_path / "schema.toml"), str(file), "--piece-bytes", "3000", "-o")
     assert main([*words, str(tmp_path / "alone")]) == 0

@@ -104,3 +104,28 @@ def test_what_is_wrong_is_named_and_nothing_is_written(project, tmp_path):
     with pytest.raises(DataError, match=r"new\.csv:7: user is 'x', not an integer"):
         predict(project, new, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "other.toml"]
+
+
+def test_rows_with_weighted_lists_are_scored_as_prepared_ones(tmp_path):
+    """Their weights are read, and matter."""
+    draw, rows = random.Random(1), []
+    for number in range(400):
+        tags = [draw.choice("abcdef") for _ in range(draw.randint(0, 4))]
+        weights = [round(draw.uniform(-2, 2), 3) for _ in tags]
+        rating = int(sum(w * (t < "d") for t, w in zip(tags, weights, strict=True)) > 0)
+        row = {"price": number % 7, "tags": "|".join(tags), "weights": "|".join(map(str, weights)), "rating": rating}
+        rows.append(row)
+    lists = '[list]\ntags = { longest = 4, weights = "weights" }\n'
+    (tmp_path / "s.toml").write_text(f'label = "rating"\n[dense]\nprice = "none"\n{lists}')
+    past, data = write(tmp_path / "past.csv", rows, list(rows[0])), tmp_path / "data"
+    assert main(["table", "--schema", str(tmp_path / "s.toml"), str(past), "-o", str(data), "--no-shuffle"]) == 0
+    run = train_over_threads(tmp_path / "trained", data, "topology.embedding_ps=0", "data.batch_size=32").folder
+    found = predict((tmp_path, run), past, tmp_path / "scores", schema=tmp_path / "s.toml")
+    assert score.predict(run, ScoringInput(data, "test", None), tmp_path / "expected") == 0
+    np.testing.assert_array_equal(found[-40:], np.loadtxt(tmp_path / "expected"))
+    ones = [row | {"weights": "|".join(["1"] * len(row["tags"][::2]))} for row in rows]
+    others = write(tmp_path / "ones.csv", ones, list(rows[0]))
+    assert (predict((tmp_path, run), others, tmp_path / "again", schema=tmp_path / "s.toml") != found).any()
+    (tmp_path / "s.toml").write_text((tmp_path / "s.toml").read_text().replace(', weights = "weights"', ""))
+    with pytest.raises(DataError, match="name the schema that it was prepared with"):
+        predict((tmp_path, run), past, tmp_path / "no scores", schema=tmp_path / "s.toml")
