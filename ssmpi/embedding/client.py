@@ -18,6 +18,7 @@ from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.bag_lookup import BagLookup
 from ssmpi.embedding.key_lookup import DistinctIds, KeyLookup
 from ssmpi.embedding.lookup import Lookup, LookupBuffers, Room, all_mapped
+from ssmpi.embedding.lookup_by_key import LookupByKey
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooled_lookup import PooledLookup
 from ssmpi.embedding.pooling import pooled_tables
@@ -139,6 +140,8 @@ class Lookups:
     def _make_room(self, ids: Ids) -> None:
         placement, width = self._placement, self._options.layout.width
         count = ids.size * 5 // 4 if isinstance(ids, Bags) else ids.size
+        if isinstance(ids, DistinctIds):
+            count += ids.features  # their shared rows
         self._room = room = Room(max(len(ids), self._room.batch), max(count, self._room.ids, 1))
         buffers, mapped = LookupBuffers(room.ids, width), self._transport.mapped
         kind = partial(self._kind(ids), room, placement, width, buffers, mapped)
@@ -147,7 +150,7 @@ class Lookups:
     def _kind(self, ids: Ids) -> Callable[..., Lookup]:
         """The kind of lookup for ids as these."""
         if not isinstance(ids, Bags):
-            return Lookup
+            return LookupByKey if isinstance(ids, DistinctIds) else Lookup
         if all_mapped(self._placement, self._transport.mapped):
             return BagLookup
         pooled = pooled_tables(self._placement, self._options, ids)

@@ -1,10 +1,12 @@
-"""From a batch's 64-bit keys to the ids that a lookup routes: in maps that this process has mapped, else by asking."""
+"""From a batch's 64-bit keys to the ids that a lookup routes, in maps that this process has mapped. New keys of these
+are asked for; those of other PSs are awaited together with their rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,7 +23,7 @@ class KeyTables(Protocol):
 
     def find(self, asked: Sequence[np.ndarray], thread: int) -> list[np.ndarray]:
         """The ids int32 (n,) of what is ``asked`` of each server: int64 (n, 3), key, feature and how often it is looked
-        up now, 0 if that does not count.
+        up now, 0 if that does not count; in the order of features.
         """
 
 
@@ -37,12 +39,25 @@ class HasKeys(Protocol):
         """int64 (batch, keyed features)."""
 
 
+class Awaited(NamedTuple):
+    """Keys whose ids come with their rows: ``asked`` of each PS, as ``KeyTables.find`` has it, and their ``places`` in
+    that order (feature * batch + number), int64 (n,).
+    """
+
+    asked: Sequence[np.ndarray]
+    places: np.ndarray
+
+
+NOTHING_AWAITED = Awaited((), np.empty(0, np.int64))
+
+
 class DistinctIds:
     """The ids of a batch of ``rows`` rows and so many ``features``, each distinct one once: ``words`` are the room of
-    ``key_lookup_kernels``. As an array they are int32 (rows, features).
+    ``key_lookup_kernels``. As an array they are int32 (rows, features). Those that are ``awaited`` are AWAITED.
     """
 
     def __init__(self, rows: int, features: int) -> None:
+        self.awaited = NOTHING_AWAITED
         self._most, self._rows, self.features = rows, rows, features
         most, slots = rows * features, 1 << max(4, (4 * rows - 1).bit_length())
         kinds = [(most + 1, np.int64), (most, np.int32), (features, np.int64), (most, np.int32), (slots, np.int32)]
@@ -80,7 +95,7 @@ class KeyLookup:
         self._sources[list(keyed)], self._sources[plain] = np.arange(len(keyed)), -1 - np.arange(len(plain))
         self._servers = len(tables.maps)
         by_feature = [maps[2 * k : 2 * k + 2] for k in range(len(keyed)) for maps in tables.maps]
-        self._all_mapped = all(map_.size for map_, _ in by_feature)
+        self._mapped = np.array([bool(maps and maps[0].size) for maps in tables.maps])
         self._maps = KernelArgs((), [array for pair in by_feature for array in pair])
         self._ids = DistinctIds(0, features)
 
@@ -95,15 +110,27 @@ class KeyLookup:
         missed = key_lookup_kernels.translate(
             self._maps.words, self._ids.words.words, self._servers, self._sources, (batch.ids, batch.keys), again < rows
         )
-        if missed and (again < rows or not self._all_mapped):
+        self._ids.awaited = NOTHING_AWAITED
+        if missed and (again < rows or not self._mapped.all()):
             self._ask(self._ids, missed, again)
         return self._ids
 
     def _ask(self, ids: DistinctIds, missed: int, again: int) -> None:
-        """Ask for the keys that were ``missed`` and fill in their ids; the first rows do not count ``again``."""
+        """Of the keys that were ``missed``, ask for those of mapped PSs, if any rows count, and fill in their ids. The
+        others are awaited. The first rows do not count ``again``.
+        """
         asked, order = np.empty((missed, 3), np.int64), np.empty(missed, np.int64)
         starts = key_lookup_kernels.group(
             ids.words.words, (again, len(ids)), self._servers, self._sources, asked, order
         )
-        answers = self._tables.find([asked[a:b] for a, b in pairwise(starts.tolist())], self._thread)
-        key_lookup_kernels.fill_in(ids.words.words, order, np.concatenate(answers))
+        here = np.repeat(self._mapped, np.diff(starts))
+        parts = [asked[a:b] for a, b in pairwise(starts.tolist())]
+        if again < len(ids) and here.any():
+            near = [part if mapped else part[:0] for part, mapped in zip(parts, self._mapped, strict=True)]
+            found = np.concatenate(self._tables.find(near, self._thread))
+            key_lookup_kernels.fill_in(ids.words.words, order[here], found)
+        if not here.all():
+            far = [part[:0] if mapped else part for part, mapped in zip(parts, self._mapped, strict=True)]
+            ids.awaited = Awaited(far, order[~here])
+            await_ids = np.full(len(ids.awaited.places), key_lookup_kernels.AWAITED, np.int32)
+            key_lookup_kernels.fill_in(ids.words.words, ids.awaited.places, await_ids)

@@ -16,6 +16,8 @@ from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import mix, numbered
 from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN, SHARED_ID, find, owner_of, slots_of
 
+AWAITED = -2  # in place of the id of a key whose PS is asked together with its row
+
 # Places in the room of a batch: distinct values, their ids, how many of them each feature has; which one is at each
 # position; the table that finds them; which keys are unknown
 KNOWN, FOUND, COUNTS, PLACES, SLOTS, UNKNOWN = range(0, 12, 2)
@@ -160,38 +162,92 @@ def fill_in(room: np.ndarray, order: np.ndarray, answers: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def route_distinct(
-    room: np.ndarray, tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], rows: np.ndarray,
-    inverse: np.ndarray, starts: np.ndarray,
+    room: np.ndarray, tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    awaited: tuple[np.ndarray, np.ndarray], out: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> int:  # fmt: skip
     """As ``kernels.route``, of distinct ids, feature by feature: distinct ids of a feature are distinct rows, but for
-    the row that keys share. ``tables`` are limits, strides, owners, bases.
+    the row that keys share. ``tables`` are limits, strides, owners, bases, and ``out`` rows, inverse and starts.
+
+    ``awaited`` are the places of keys whose ids are AWAITED, int64 (n,), ordered by PS. Each stands for a row of its
+    PS, behind the known ones, and the rows that their features share are looked up too; then ``substitutes``, int32 (>=
+    unique rows,), gets the number of each row itself, of an awaited one that of the shared row, which serves if the key
+    has none, and NOT_FOUND of a shared row that nobody needs so far.
     """
-    limits, strides, owners, bases = tables
+    (limits, strides, owners, bases), (rows, inverse, starts) = tables, out
     found, counts = array_at(room, FOUND, np.int32), array_at(room, COUNTS, np.int64)
     places, unique, batch = array_at(room, PLACES, np.int32), 0, inverse.size // limits.size
-    order, number = np.empty(counts.sum(), np.int64), np.empty(inverse.size, np.int32)
+    order, number = np.empty(counts.sum() + limits.size, np.int64), np.empty(inverse.size, np.int32)
+    shared = np.full(limits.size, -1)
     starts[:] = 0
     for f in range(limits.size):
-        shared, stride = -1, strides[f]
+        stride = strides[f]
         for d in range(f * batch, f * batch + counts[f]):
             value = np.int64(found[d])
+            if value == AWAITED:
+                continue
             if value < 0 or value >= limits[f]:
                 first = np.argmax(places[f * batch : (f + 1) * batch] == d - f * batch)
                 return first * limits.size + f  # type: ignore[return-value]  # as numba has it
-            if value == SHARED_ID and shared >= 0:
-                number[d] = shared
+            if value == SHARED_ID and shared[f] >= 0:
+                number[d] = shared[f]
                 continue
             owner = owners[f, value % stride]
             order[unique] = (np.int64(owner) << 32) | (bases[f, value % stride] + value // stride)
             number[d] = unique
             if value == SHARED_ID:
-                shared = unique
+                shared[f] = unique
             starts[owner + 1] += 1
             unique += 1
+    known = unique
+    if awaited[0].size:
+        unique = _enter_awaited(room, tables, awaited[0], (order, number, shared, starts), known)
     moved = numbered(order[:unique], rows, starts)
+    if awaited[0].size:
+        _name_substitutes(awaited, batch, (moved, number, shared), known)
     for f in range(limits.size):
         for d in range(f * batch, f * batch + counts[f]):
             number[d] = moved[number[d]]
         for b in range(batch):
             inverse[b * limits.size + f] = number[f * batch + places[f * batch + b]]
     return -1
+
+
+@njit(cache=True, nogil=True)
+def _enter_awaited(
+    room: np.ndarray, tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], awaited: np.ndarray,
+    entered: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], unique: int,
+) -> int:  # fmt: skip
+    """Enter the shared rows that ``awaited`` keys may need, then those keys, for ``route_distinct``, which has
+    ``entered`` so many ``unique`` rows; how many there are then.
+    """
+    (_, strides, owners, bases), (order, number, shared, starts) = tables, entered
+    keys, batch = array_at(room, KNOWN, np.int64), number.size // shared.size
+    for place in awaited:
+        f = place // batch
+        if shared[f] < 0:
+            part, shared[f] = SHARED_ID % strides[f], unique
+            order[unique] = (np.int64(owners[f, part]) << 32) | (bases[f, part] + SHARED_ID // strides[f])
+            starts[owners[f, part] + 1] += 1
+            unique += 1
+    for place in awaited:
+        owner = owner_of(keys[place], starts.size - 1)
+        order[unique] = owner << 32
+        number[place] = unique
+        starts[owner + 1] += 1
+        unique += 1
+    return unique
+
+
+@njit(cache=True, nogil=True)
+def _name_substitutes(
+    awaited: tuple[np.ndarray, np.ndarray], batch: int, numbers: tuple[np.ndarray, np.ndarray, np.ndarray], known: int
+) -> None:
+    """The substitutes of ``route_distinct``, from its numbers and how many rows are needed in any case."""
+    (places, substitutes), (moved, number, shared) = awaited, numbers
+    for e in range(moved.size):
+        substitutes[e] = e
+    for f in range(shared.size):
+        if shared[f] >= known:
+            substitutes[moved[shared[f]]] = NOT_FOUND
+    for place in places:
+        substitutes[moved[number[place]]] = moved[shared[place // batch]]

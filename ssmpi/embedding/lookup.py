@@ -12,12 +12,11 @@ from ssmpi.compiled.aligned import aligned
 from ssmpi.compiled.kernel_args import KernelArgs
 from ssmpi.core.protocols import MPIRequest, Request
 from ssmpi.embedding import kernels, lookup_kernels, wire
-from ssmpi.embedding.key_lookup import DistinctIds
 from ssmpi.embedding.placement import Placement
 
 
 class Room(NamedTuple):
-    """For how many rows of a batch, and how many ids in all."""
+    """For how many rows of a batch, and how many ids or unique rows in all."""
 
     batch: int
     ids: int
@@ -53,7 +52,7 @@ class Lookup:
         self.starts = np.zeros(placement.servers + 1, np.int64)
         self.unique, self._summed = aligned((most, width)), buffers.summed
         self._values = self.values = aligned((batch, self._features, width))
-        self.unique_count, self.batch, self._count = 0, batch, most
+        self.unique_count, self.batch, self._count = 0, batch, batch * self._features
         self.mapped = [bool(array.size) for array in mapped[::2]]
         self.all_mapped = all_mapped(placement, mapped)
         self.requests: list[MPIRequest] = []
@@ -71,16 +70,11 @@ class Lookup:
             self.batch, self.values, self._count = batch, self._values[:batch], batch * self._features
 
     def pull(self, ids: Any) -> int:
-        """Route ids int32 (batch, features), or the distinct ones of such, to PSs and fetch the rows that this process
-        can access. Returns the number of unique rows, ``unique_count``; for an id outside its table, -1 minus its
-        position.
+        """Route ids int32 (batch, features) to PSs and fetch the rows that this process can access. Returns the number
+        of unique rows, ``unique_count``; for an id outside its table, -1 minus its position.
         """
         self.fit(len(ids))
-        if isinstance(ids, DistinctIds):
-            count = lookup_kernels.pull_distinct(self._args.words, ids.words.words, len(ids), self.all_mapped)
-        else:
-            count = lookup_kernels.pull(self._args.words, ids, self.all_mapped)
-        self.unique_count = count
+        self.unique_count = count = lookup_kernels.pull(self._args.words, ids, self.all_mapped)
         return count
 
     def expand(self) -> None:
@@ -104,6 +98,10 @@ class Lookup:
         """The rows to ask a PS for, and their places in ``unique``."""
         rows = slice(int(self.starts[server]), int(self.starts[server + 1]))
         return Request(wire.PULL, self.rows[rows], self.unique[rows])
+
+    def second_replies(self) -> list[int]:
+        """None."""
+        return []
 
     def bag_pushes(self, gradients: np.ndarray, factor: float, times: np.ndarray | None) -> dict[int, np.ndarray]:
         """None: each PS gets the gradients of its rows."""

@@ -11,6 +11,7 @@ import numpy as np
 from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import gather, route, sum_by_row
+from ssmpi.embedding.key_kernels import NOT_FOUND
 from ssmpi.embedding.key_lookup_kernels import route_distinct
 from ssmpi.embedding.row_optimizers import update
 
@@ -37,14 +38,18 @@ def pull(args: np.ndarray, ids: np.ndarray, whole: bool) -> int:
 
 
 @njit(cache=True, nogil=True)
-def pull_distinct(args: np.ndarray, room: np.ndarray, batch: int, whole: bool) -> int:
-    """As ``pull``, of the distinct ids of a ``batch`` of so many rows (the room of ``key_lookup_kernels``)."""
+def pull_distinct(
+    args: np.ndarray, room: np.ndarray, batch: int, awaited: tuple[np.ndarray, np.ndarray], whole: bool
+) -> int:
+    """As ``pull``, of the distinct ids of a ``batch`` of so many rows (the room of ``key_lookup_kernels``), some of
+    which are ``awaited``, see ``route_distinct``.
+    """
     limits, starts = array_at(args, LIMITS, np.int64), array_at(args, STARTS, np.int64)
     owners, bases = array_at(args, OWNERS, np.int32), array_at(args, BASES, np.int64)
     features, most = limits.size, owners.size // limits.size
     tables = limits, array_at(args, STRIDES, np.int64), owners.reshape(features, most), bases.reshape(features, most)
     inverse = array_at(args, INVERSE, np.int32)[: features * batch]
-    bad = route_distinct(room, tables, array_at(args, ROWS, np.int32), inverse, starts)
+    bad = route_distinct(room, tables, awaited, (array_at(args, ROWS, np.int32), inverse, starts))
     return -1 - bad if bad >= 0 else _fetch(args, inverse.size, whole)
 
 
@@ -67,7 +72,9 @@ def _fetch(args: np.ndarray, count: int, whole: bool) -> int:
 @njit(cache=True, nogil=True)
 def expand_rows(args: np.ndarray, count: int) -> None:
     """Copy the unique rows, which have arrived, to VALUES for ``count`` ids."""
-    gather(by_row(args, UNIQUE), array_at(args, INVERSE, np.int32)[:count], by_row(args, VALUES)[:count])
+    unique, values = by_row(args, UNIQUE), array_at(args, VALUES, np.float32)
+    by_id = values.reshape(values.size // unique.shape[1], unique.shape[1])
+    gather(unique, array_at(args, INVERSE, np.int32)[:count], by_id[:count])
 
 
 @njit(cache=True, nogil=True)
@@ -102,6 +109,44 @@ def update_rows(args: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
 
 @njit(cache=True, nogil=True)
 def by_row(args: np.ndarray, place: int) -> np.ndarray:
-    """An array of the arguments as (rows, width)."""
+    """UNIQUE or SUMMED as (rows, width)."""
     values, most = array_at(args, place, np.float32), args[ROWS + 1]
     return values.reshape(most, values.size // most)
+
+
+@njit(cache=True, nogil=True)
+def settle(args: np.ndarray, count: int, substitutes: np.ndarray) -> int:
+    """When all rows have arrived, those of awaited keys too (see ``route_distinct``): fill VALUES for ``count`` ids and
+    leave out the rows that nobody needs. Returns how many there are.
+
+    ROWS has the rows of awaited keys now, NOT_FOUND where the substitute serves, of which UNIQUE has no value: those
+    behind it, of the same PS, have moved up.
+    """
+    starts, rows = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32)
+    arrived, kept = np.empty(starts[-1], np.int32), np.int64(0)
+    for p in range(starts.size - 1):
+        place = starts[p]
+        for e in range(starts[p], starts[p + 1]):
+            awaited = substitutes[e] != e and substitutes[e] != NOT_FOUND
+            if awaited and rows[e] == NOT_FOUND:
+                substitutes[substitutes[e]] = substitutes[e]
+                continue
+            arrived[e] = place
+            place += 1
+            if awaited:
+                substitutes[e] = e
+    numbers, begin = np.empty(starts[-1], np.int32), starts[0]
+    for p in range(starts.size - 1):
+        for e in range(begin, starts[p + 1]):
+            if substitutes[e] == e:
+                rows[kept], numbers[e] = rows[e], kept
+                kept += 1
+        begin, starts[p + 1] = starts[p + 1], kept
+    unique, inverse = by_row(args, UNIQUE), array_at(args, INVERSE, np.int32)
+    values, width = array_at(args, VALUES, np.float32), unique.shape[1]
+    for i in range(count):
+        e = substitutes[inverse[i]]
+        for j in range(width):
+            values[i * width + j] = unique[arrived[e], j]
+        inverse[i] = numbers[e]
+    return kept  # type: ignore[return-value]  # as numba has it

@@ -12,6 +12,7 @@ import numpy as np
 from ssmpi.comm.push_counts import COUNT, AppliedPushes
 from ssmpi.comm.service import THREADS, Service
 from ssmpi.embedding import bag_kernels, kernels, wire
+from ssmpi.embedding.key_kernels import NOT_FOUND
 from ssmpi.embedding.table import Arena, Saver
 from ssmpi.files.run_files import checkpoint_number
 
@@ -49,6 +50,7 @@ class EmbeddingServer:
             wire.APPLIED: self._send_applied,
             wire.SAMPLES: self._exchange_status,
             wire.FIND: self._find,
+            wire.PULL_KEYS: self._pull_keys,
             wire.SWEEP: self._sweep,
         }
 
@@ -58,10 +60,10 @@ class EmbeddingServer:
         self._kinds[kind](source, thread, payload)
 
     def _pull(self, source: int, thread: int, payload: np.ndarray) -> None:
-        rows = payload.view(np.int32)
+        rows, width = payload.view(np.int32), self.arena.options.layout.width
         self.arena.check(rows)
-        buffer = self._service.buffer(rows.size * self.arena.options.layout.width * 4)
-        kernels.gather(self.arena.weights, rows, buffer.view(np.float32).reshape(rows.size, -1))
+        buffer = self._service.buffer(rows.size * width * 4)
+        kernels.gather(self.arena.weights, rows, buffer.view(np.float32).reshape(rows.size, width))
         self._service.reply(source, thread, buffer)
 
     def _push(self, source: int, thread: int, payload: np.ndarray) -> None:
@@ -133,6 +135,12 @@ class EmbeddingServer:
 
     def _find(self, source: int, thread: int, payload: np.ndarray) -> None:
         self._reply(source, thread, self.arena.find(payload.view(np.int64).reshape(-1, 3)))
+
+    def _pull_keys(self, source: int, thread: int, payload: np.ndarray) -> None:
+        rows, asked = wire.read_pull_keys(payload)
+        found = self.arena.rows_of(asked)
+        self._reply(source, thread, found)
+        self._pull(source, thread, np.concatenate([rows, found[found != NOT_FOUND]]))
 
     def _sweep(self, source: int, thread: int, payload: np.ndarray) -> None:
         self._reply(source, thread, self.arena.sweep(int(payload.view(np.int64)[0])))

@@ -217,18 +217,28 @@ class Arena(RowArray):
 
     def find(self, asked: np.ndarray) -> np.ndarray:
         """The ids int32 (n,) of keys that a trainer asks for, as ``KeyTables.find`` has them; DataError if a feature is
-        not keyed.
+        not keyed, or they are not in the order of features.
         """
-        answers = np.empty(len(asked), np.int32)
-        if len(asked) and not 0 <= asked[:, 1].min() <= asked[:, 1].max() < len(self.keyed):
-            raise DataError(f"asked for keys of features other than the {len(self.keyed)} keyed ones")
-        for feature, table in enumerate(self.keyed.values()):
-            mine = np.flatnonzero(asked[:, 1] == feature)
-            if len(mine):
-                rows = table.resolve(asked[mine, 0], asked[mine, 2])
-                ids = rows * self.placement.servers + self.server
-                answers[mine] = np.where(rows == key_kernels.NOT_FOUND, key_kernels.SHARED_ID, ids)
-        return answers
+        rows = self._resolve(asked)
+        ids = rows * self.placement.servers + self.server
+        return np.where(rows == key_kernels.NOT_FOUND, key_kernels.SHARED_ID, ids).astype(np.int32)
+
+    def rows_of(self, asked: np.ndarray) -> np.ndarray:
+        """The same as rows of this arena, int32 (n,), NOT_FOUND where the shared row serves."""
+        rows, bases = self._resolve(asked), [part.base for part in self.placement.keyed_parts_of(self.server)]
+        found = rows + np.array(bases)[asked[:, 1]]
+        return np.where(rows == key_kernels.NOT_FOUND, key_kernels.NOT_FOUND, found).astype(np.int32)
+
+    def _resolve(self, asked: np.ndarray) -> np.ndarray:
+        """The rows int64 (n,) in the tables of their features."""
+        found, features = np.empty(len(asked), np.int64), asked[:, 1]
+        if len(asked) and (features[0] < 0 or features[-1] >= len(self.keyed) or (features[1:] < features[:-1]).any()):
+            raise DataError(f"asked for keys of features other than the {len(self.keyed)} keyed ones, in their order")
+        ends = np.searchsorted(features, np.arange(len(self.keyed) + 1))
+        for table, start, end in zip(self.keyed.values(), ends, ends[1:], strict=False):
+            if start < end:
+                found[start:end] = table.resolve(asked[start:end, 0], asked[start:end, 2])
+        return found
 
     def sweep(self, samples: int) -> np.ndarray:
         """Training pauses after so many ``samples``: the counts of each keyed table, int64 (tables, 7), in the order of

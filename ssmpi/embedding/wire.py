@@ -22,8 +22,16 @@ ATTACH     nothing                                                         how t
 APPLIED    nothing                                                         int64: name of the count of this trainer's
                                                                            pushes, and how many were applied
 FIND       int64 (n, 3): key, number among the keyed features, how often   ids int32 (n,)
+<<<<<<< HEAD
            it is looked up now
 SWEEP      int64: how many samples all trainers have done, while they      int64 (keyed features, 7): ``KeyCounts``
+=======
+           it is looked up now; in the order of features
+PULL_KEYS  see ``pull_keys``: rows as in PULL, keys as in FIND             int32 (n,): rows of the keys, -1 where the
+                                                                           shared one serves; then float32 (m, width):
+                                                                           rows that were asked for, and of keys
+SWEEP      int64: how many samples all trainers have done, while they      int64 (keyed features, 6): ``KeyCounts``
+>>>>>>> 818678b (Pull rows by key in one round trip)
            pause
 ========== =============================================================== =============================================
 """
@@ -36,7 +44,7 @@ from dataclasses import dataclass
 import numpy as np
 
 TEXT = 8192  # bytes of a reply that is text, padded with zeros
-PULL, PUSH, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES, FIND, SWEEP, PULL_BAGS, PUSH_BAGS = range(12)
+PULL, PUSH, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES, FIND, SWEEP, PULL_BAGS, PUSH_BAGS, PULL_KEYS = range(13)
 
 
 def text(value: bytes, out: np.ndarray) -> None:
@@ -75,6 +83,23 @@ def read_push(
     rows = words[1 : 1 + count].view(np.int32)
     times = words[edge:].view(np.int32) if counted else None
     return float(words[0]), rows, words[1 + count : edge].reshape(count, width), times
+
+
+def pull_keys(rows: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """The PULL_KEYS payload, int32 words: an int64, how many keys are ``asked`` for; those, int64 (n, 3); ``rows``."""
+    message = np.empty(2 + 6 * len(asked) + len(rows), np.int32)
+    edge = len(message) - len(rows)
+    message[:2].view(np.int64)[0] = len(asked)
+    message[2:edge].view(np.int64)[:] = asked.reshape(-1)
+    message[edge:] = rows
+    return message
+
+
+def read_pull_keys(payload: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and keys of such a payload."""
+    words = payload.view(np.int32)
+    edge = 2 + 6 * int(words[:2].view(np.int64)[0])
+    return words[edge:], words[2:edge].view(np.int64).reshape(-1, 3)
 
 
 @dataclass(frozen=True)
@@ -176,9 +201,11 @@ def pulled_bytes(rows: float, width: int) -> float:
     return rows * (4 + 4 * width)
 
 
-def found_bytes(keys: float) -> float:
-    """Payload of FIND requests for so many keys."""
-    return 24 * keys
+def key_bytes(messages: float, keys: float) -> float:
+    """What so many keys in so many messages add to pulling their rows (see ``pulled_bytes``), whose numbers come back
+    instead of being sent.
+    """
+    return 8 * messages + 24 * keys
 
 
 def pushed_bytes(messages: float, rows: float, width: int, *, counted: bool = False) -> float:

@@ -12,7 +12,7 @@ from ssmpi.core.protocols import RowLookup
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.key_kernels import RESERVED, SHARED_ID
+from ssmpi.embedding.key_kernels import NOT_FOUND, RESERVED
 from ssmpi.embedding.key_lookup import KeyLookup
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import Placement
@@ -21,14 +21,37 @@ from ssmpi.run.requirements import placement_of
 SAMPLE = 20  # batches
 
 
-class _NoTransport:
-    """A transport that fetches nothing: only the location of rows is needed."""
+class _OtherHosts:
+    """Tables on other hosts, of which only the location of rows is known. Dynamic ones give each key a row at once,
+    while there are some. ``requested`` are the bytes that each PS was asked with.
+    """
 
-    def __init__(self, servers: int) -> None:
-        self.mapped = [np.empty(0, np.float32)] * (2 * servers)
+    def __init__(self, placement: Placement) -> None:
+        servers, keyed = placement.servers, len(placement.keyed)
+        self.mapped, self.requested = [np.empty(0, np.float32)] * (2 * servers), [0] * servers
+        self.maps = [[np.empty(0, np.int64)] * (2 * keyed)] * servers
+        self._parts = [placement.keyed_parts_of(server) for server in range(servers)]
+        self._rows = [[dict[int, int]() for _ in parts] for parts in self._parts]
+
+    def find(self, asked: Sequence[np.ndarray], thread: int) -> list[np.ndarray]:
+        """As ``KeyTables``: all keys are awaited with their rows."""
+        raise AssertionError("no PS is mapped")
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Fetch nothing."""
+        """Find rows of keys; fetch nothing."""
+        self.requested = [0] * len(self.requested)
+        for server, rows in enumerate(lookup.parts):
+            if rows.start < rows.stop:
+                kind, payload, reply, _ = lookup.request(server)
+                self.requested[server] = payload.nbytes
+                if kind == wire.PULL_KEYS:
+                    _, asked = wire.read_pull_keys(payload)
+                    reply[:] = [self._row(server, feature, key) for key, feature, _ in asked.tolist()]
+
+    def _row(self, server: int, feature: int, key: int) -> int:
+        rows, part = self._rows[server][feature], self._parts[server][feature]
+        row = rows.setdefault(key, RESERVED + len(rows))
+        return part.base + row if row < part.rows else NOT_FOUND
 
     def collect(self, lookup: RowLookup) -> None:
         """Nothing to wait for."""
@@ -37,46 +60,21 @@ class _NoTransport:
         """Nothing to update."""
 
 
-class _EveryKey:
-    """Dynamic tables on other hosts that give each key a row at once, while there are some. ``asked`` is how many keys
-    each PS was asked for.
-    """
-
-    def __init__(self, placement: Placement) -> None:
-        self._servers, self.asked = placement.servers, [0] * placement.servers
-        self._most = [placement.cardinalities[table] // placement.servers for table in placement.keyed]
-        self._rows = [[dict[int, int]() for _ in placement.keyed] for _ in range(placement.servers)]
-        self.maps = [[np.empty(0, np.int64)] * (2 * len(placement.keyed))] * placement.servers
-
-    def find(self, asked: Sequence[np.ndarray], thread: int) -> list[np.ndarray]:
-        """As ``KeyTables``."""
-        self.asked = [len(each) for each in asked]
-        return [
-            np.array([self._id(server, feature, key) for key, feature, _ in each.tolist()], np.int32)
-            for server, each in enumerate(asked)
-        ]
-
-    def _id(self, server: int, feature: int, key: int) -> int:
-        rows = self._rows[server][feature]
-        row = rows.setdefault(key, RESERVED + len(rows))
-        return row * self._servers + server if row < self._most[feature] else SHARED_ID
-
-
 def distinct_rows(config: Config) -> list[float]:
     """Distinct rows that a batch requests of each embedding PS: the mean over a few batches of the data. Each key of a
     dynamic table counts as if it had a row, while there is room: at most what a run asks for.
     """
-    keys = _EveryKey(placement_of(config))
-    found = [[part.stop - part.start for part in lookup.parts] for lookup in _lookups(config, keys)]
+    tables = _OtherHosts(placement_of(config))
+    found = [[part.stop - part.start for part in lookup.parts] for lookup in _lookups(config, tables)]
     return [float(mean) for mean in np.mean(found, axis=0)]
 
 
 def sent_bytes(config: Config) -> list[float]:
-    """Bytes to each embedding PS of another host in an iteration: keys whose rows it is asked for, requests of rows, or
-    of bags, and their gradients. Less comes back. The mean over a few batches of the data.
+    """Bytes to each embedding PS of another host in an iteration: requests of rows, by number or by key, or of bags,
+    and their gradients. Less comes back. The mean over a few batches of the data.
     """
-    found, keys = list[list[float]](), _EveryKey(placement_of(config))
-    for lookup in _lookups(config, keys):
+    found, tables = list[list[float]](), _OtherHosts(placement_of(config))
+    for lookup in _lookups(config, tables):
         gradients = np.zeros_like(lookup.values)
         times = lookup.occurrences() if config.tracking.counts else None
         summed = lookup.summed(gradients)
@@ -85,26 +83,22 @@ def sent_bytes(config: Config) -> list[float]:
         for server, part in enumerate(lookup.parts):
             rows, counted = part.stop - part.start, config.tracking.counts
             pushed = by_bag[server].nbytes if server in by_bag else 0
-            found[-1].append(
-                wire.found_bytes(keys.asked[server])
-                + lookup.request(server).payload.nbytes
-                + (pushed or wire.pushed_bytes(1, rows, summed.shape[1], counted=counted))
-            )
+            pushed = pushed or wire.pushed_bytes(1, rows, summed.shape[1], counted=counted)
+            found[-1].append(tables.requested[server] + pushed)
     return [float(mean) for mean in np.mean(found, axis=0)]
 
 
-def _lookups(config: Config, tables: _EveryKey) -> Iterator[Lookup]:
-    """The lookups of a few batches of the data, one after the other, over these dynamic ``tables``."""
+def _lookups(config: Config, tables: _OtherHosts) -> Iterator[Lookup]:
+    """The lookups of a few batches of the data, one after the other, over these ``tables``."""
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     placement = placement_of(config)
     keys = KeyLookup(tables, len(placement.cardinalities), placement.keyed, 0, counts=True)
-    lookups = Lookups(_NoTransport(placement.servers), placement, config.rows, 0)
+    lookups = Lookups(tables, placement, config.rows, 0)
     size, seen = config.data.batch_size, 0
     for number, block in enumerate(reader.blocks):
         order = shuffled(config.run.seed, 2, 0, number, size=block.rows)
         for batch in batches_in(order, reader.read(block), size):
-            tables.asked = [0] * placement.servers
-            yield lookups.ask(keys.ids(batch) if placement.keyed else batch.ids)
+            yield lookups.pull(keys.ids(batch) if placement.keyed else batch.ids)
             seen += 1
             if seen == SAMPLE:
                 return

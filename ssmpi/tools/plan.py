@@ -214,8 +214,11 @@ def traffic(config: Config, placement: Placement) -> str:
             f"{2 * servers} messages out, {servers} in"
         )
         if keyed := len(placement.keyed):
-            asked = in_units(wire.found_bytes(config.data.batch_size * keyed))
-            lines.append(f"  and to find rows on other hosts: {asked} of keys, {servers} messages out and in")
+            asked = wire.key_bytes(servers, config.data.batch_size * keyed) + wire.pulled_bytes(keyed, dim)
+            lines.append(
+                f"  and for keys of PSs on other hosts: {in_units(asked)} more, {servers} messages in: keys, and rows "
+                "that they share"
+            )
     kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
     found = round_cost(config).sent
     each = {link: size / sync.fragments for link, size in found.items()}

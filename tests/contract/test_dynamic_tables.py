@@ -121,6 +121,33 @@ def test_rows_by_key_are_rows_by_id_to_the_bit(tmp_path, data, static, servers, 
     }
 
 
+@pytest.mark.parametrize("servers", [1, 3])
+def test_rows_by_message_are_mapped_rows_to_the_bit(tmp_path, data, servers):
+    """Looked up ahead, with admission, a shared row, keys that expire and a table that is full."""
+    settings = (
+        *STEPS, "embedding.prefetch=true", "embedding.table=dynamic", "embedding.dynamic.keys=300",
+        "embedding.dynamic.admit_after=2", "embedding.dynamic.expire_after_examples=900",
+        "embedding.dynamic.features.item.keys=40", f"topology.embedding_ps={servers}",
+    )  # fmt: skip
+    mapped, sent = (
+        train_over_threads(tmp_path / name, data[1], *settings, f"embedding.transport={name}")
+        for name in ("shared", "messages")
+    )
+    np.testing.assert_array_equal(sent.losses(), mapped.losses())
+    assert sent.result["keys"] == mapped.result["keys"]
+    assert min(sent.result["keys"][name][what] for name in KEYED for what in ("admitted", "expired")) > 0
+    assert sent.result["keys"]["item"]["refused"] > 0
+    for what in ("weights", "state", "seen"):
+        for ours, theirs in zip(tables(sent, what), tables(mapped, what), strict=True):
+            assert ours.keys() == theirs.keys()
+            for table, values in theirs.items():
+                np.testing.assert_equal(ours[table], values)
+    pulled, messages = (sent.result[each]["embedding_pull"] for each in ("bytes", "messages"))
+    assert mapped.result["messages"]["embedding_pull"] > 0, "new keys are asked for"
+    assert messages == 3 * servers * 2 * ROWS / 50, "one round trip of each batch, with two replies"
+    assert pulled > 0
+
+
 def test_another_number_of_servers_resumes_the_same_rows(tmp_path, data, static):
     """Keys move by their hash: a checkpoint of two PSs in the midst of the run, resumed with three and with one."""
     common = (*STEPS, *DYNAMIC, "checkpoint.every_examples=1500")

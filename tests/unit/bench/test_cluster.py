@@ -269,8 +269,8 @@ def test_bytes_are_those_that_the_wire_format_says(tmp_path, small_data):
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_distinct_keys_count_as_rows_while_there_is_room(tmp_path, servers):
-    """The reserved rows are counted where they are looked up, and the shared one where the table is full. A PS on
-    another host is also asked for the keys.
+    """The reserved rows are counted where they are looked up, and the shared ones where the table is full. A PS on
+    another host is asked for rows by key, and one of them for the shared rows, in any case.
     """
     ids = make_dataset(tmp_path / "ids", 400, cardinalities=FEW_CARDINALITIES, features=FEW)
     data = make_keyed(tmp_path / "keys", ids, ("user", "item"))
@@ -279,14 +279,18 @@ def test_distinct_keys_count_as_rows_while_there_is_room(tmp_path, servers):
     batch = reader.read(reader.blocks[0])
     rows = sum(len(np.unique(column)) for column in (*batch.ids.T, *batch.keys.T))
     keys = [set(column.tolist()) - {0} for column in batch.keys.T]
-    for limit, left in ((1_000, rows), (1, rows - sum(map(len, keys)) + 2 * servers + 2)):
+    owners = [int(owner_of(key, servers)) for feature in keys for key in feature]
+    asked = [owners.count(server) for server in range(servers)]
+    for limit, with_row, left in ((1_000, asked, rows), (1, [2] * servers, rows - sum(asked) + 2 * servers + 2)):
         config = read(tmp_path, data, *one, f"embedding.dynamic.keys={limit}")  # a row a PS and feature, shared ones
         found = distinct_rows(config)
         assert sum(found) == left
-        owners = [owner_of(key, servers) for feature in keys for key in feature]
-        asked = np.zeros((1, 3), np.int64).nbytes  # FIND: key, feature, times
-        pulled = 4 + wire.pushed_bytes(0, 1, config.rows.layout.width)
-        expected = [asked * owners.count(server) + 4 + pulled * found[server] for server in range(servers)]
+        width, expected = config.rows.layout.width, []
+        for server in range(servers):
+            shared = 2 if server == 1 % servers and limit > 1 else 0  # nobody needs them then
+            known, key = found[server] - with_row[server] + shared, np.zeros((1, 3), np.int64)  # key, feature, times
+            request = 8 + asked[server] * key.nbytes + 4 * known
+            expected.append(request + wire.pushed_bytes(1, found[server], width))
         assert sent_bytes(config) == expected
 
 

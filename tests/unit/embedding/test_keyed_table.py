@@ -121,7 +121,6 @@ class SomeMapped:
     """PSs of one keyed feature or more, every second of which is mapped; the others are asked."""
 
     tables: list  # by PS, then by feature
-    asked: list = field(default_factory=list)
 
     @property
     def maps(self):
@@ -132,7 +131,6 @@ class SomeMapped:
         ]
 
     def find(self, asked, thread):
-        self.asked.append(np.concatenate(asked))
         answers = []
         for p, (tables, each) in enumerate(zip(self.tables, asked, strict=True)):
             answers.append(np.empty(len(each), np.int32))
@@ -141,6 +139,17 @@ class SomeMapped:
                 rows = table.resolve(each[mine, 0].copy(), each[mine, 2].copy())
                 answers[-1][mine] = np.where(rows < 0, 1, rows * len(self.tables) + p)
         return answers
+
+
+def answered(ids, keys, places):
+    """The ids as an array, those of ``keys`` that are awaited as their PSs find them."""
+    array = np.asarray(ids).copy()
+    for asked, found in (
+        zip(ids.awaited.asked, places.find(ids.awaited.asked, 0), strict=True) if ids.awaited.asked else ()
+    ):
+        for (key, feature, _), id_ in zip(asked.tolist(), found.tolist(), strict=True):
+            array[keys[:, feature] == key, 1 + feature] = id_
+    return array
 
 
 KEYS = st.lists(st.integers(-(2**63), 2**63 - 1).filter(bool), min_size=1, max_size=20, unique=True)
@@ -157,7 +166,7 @@ def test_a_batch_is_translated_by_mapped_maps_and_by_asking(keys, servers, seed)
     for rows in (7, 40, 25):
         batch = np.stack([generator.choice([0, *of_one], rows) for of_one in keys], axis=1).astype(np.int64)
         plain = generator.integers(0, 2**31, (rows, 1), np.int32)
-        ids = np.asarray(lookup.ids(Batch(plain, np.empty((rows, 0)), np.empty(rows), batch)))
+        ids = answered(lookup.ids(Batch(plain, np.empty((rows, 0)), np.empty(rows), batch)), batch, places)
         np.testing.assert_array_equal(ids[:, 0], plain[:, 0])
         for feature, column in enumerate(batch.T):
             looked_up[feature] |= set(column[column != 0].tolist())
@@ -169,14 +178,15 @@ def test_a_batch_is_translated_by_mapped_maps_and_by_asking(keys, servers, seed)
         seen = [int(key) for table in tables for key in table.keys[table.in_use()]]
         assert sorted(seen) == sorted(wanted), "each has one row"
         assert all((table.seen[table.in_use()] == kernels.SEEN).all() for table in tables)
-    lookup.ids(Batch(plain, np.empty((rows, 0)), np.empty(rows), batch))
+    awaited = lookup.ids(Batch(plain, np.empty((rows, 0)), np.empty(rows), batch)).awaited
     expected = {
         (key, feature, int(np.sum(column == key)))
         for feature, column in enumerate(batch.T)
         for key in set(column.tolist()) - {0}
         if int(kernels.owner_of(key, servers)) % 2
     }
-    asked = places.asked[-1].tolist() if expected else []
+    assert not any(len(each) for each in awaited.asked[::2]), "those are mapped"
+    asked = np.concatenate(awaited.asked).tolist() if awaited.asked else []
     assert sorted(map(tuple, asked)) == sorted(expected), "once each, with the number of its lookups"
 
 

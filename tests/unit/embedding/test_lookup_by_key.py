@@ -1,0 +1,215 @@
+"""Keys and rows of PSs on other hosts in one round trip, against the same tables mapped: to the bit."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rows import row_options
+
+from ssmpi.comm.service import request_tag
+from ssmpi.core.errors import DataError
+from ssmpi.data.batch import Batch
+from ssmpi.embedding import wire
+from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.dynamic_options import DynamicOptions, FeatureOptions
+from ssmpi.embedding.key_kernels import NOT_FOUND, RESERVED, owner_of
+from ssmpi.embedding.key_lookup import KeyLookup
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.table import Arena
+
+SIZES, NAMES, DIM = (0, 30, 0), ("user", "shop", "item"), 4
+NOTHING = np.empty(0, np.float32)
+
+
+class Replies:
+    """The service of a PS that keeps what it would send."""
+
+    def __init__(self):
+        self.sent = []
+
+    def buffer(self, size):
+        return np.empty(size, np.uint8)
+
+    def reply(self, dest, tag, buffer):
+        self.sent.append(buffer)
+
+
+class SomeMapped:
+    """A transport to PSs of this process, of which those in ``near`` are mapped. The others answer requests at once,
+    and their replies arrive when they are waited for. ``trips`` are the kinds of messages of each batch.
+    """
+
+    def __init__(self, arenas, near):
+        self.arenas, self.near = arenas, near
+        self.replies = [Replies() for _ in arenas]
+        self.servers = [EmbeddingServer(*each) for each in zip(arenas, self.replies, strict=True)]
+        self.arriving, self.trips, self.second = [], [], []
+
+    @property
+    def mapped(self):
+        pairs = [(a.weights, a.state) if p in self.near else (NOTHING,) * 2 for p, a in enumerate(self.arenas)]
+        return list(itertools.chain(*pairs))
+
+    @property
+    def maps(self):
+        nothing = np.empty(0, np.int64)
+        return [a.maps if p in self.near else [nothing] * len(a.maps) for p, a in enumerate(self.arenas)]
+
+    def find(self, asked, thread):
+        assert not any(len(each) for p, each in enumerate(asked) if p not in self.near), "they are asked with rows"
+        return [arena.find(each) for arena, each in zip(self.arenas, asked, strict=True)]
+
+    def ask(self, lookup, thread):
+        arriving, kinds = [], {}
+        for p, part in enumerate(lookup.parts):
+            if p not in self.near and part.start < part.stop:
+                request = lookup.request(p)
+                kinds[p] = request.kind
+                self.servers[p].handle(0, request_tag(request.kind, thread), request.payload.view(np.uint8).copy())
+                arriving.append((request, self.replies[p].sent))
+                self.replies[p].sent = []
+        self.arriving.append(arriving)
+        self.trips.append(kinds)
+
+    def collect(self, lookup):
+        second = []
+        for request, replies in self.arriving.pop(0):
+            first, *more = replies
+            request.reply.view(np.uint8).reshape(-1)[:] = first
+            assert len(more) == (request.room is not None)
+            for rest in more:
+                request.room.view(np.uint8).reshape(-1)[: len(rest)] = rest
+                second.append(len(rest))
+        assert lookup.second_replies() == second
+
+    def push(self, lookup, gradients, factor, thread):
+        if lookup.all_mapped:
+            lookup.push(gradients, self.arenas[0].options.optimizer.numbers, factor)
+            return
+        summed = lookup.summed(gradients)
+        for arena, part in zip(self.arenas, lookup.parts, strict=True):
+            rows = lookup.rows[part]
+            arena.check(rows)
+            assert len(np.unique(rows)) == len(rows), "each is updated once"
+            arena.update(rows, summed[part], factor)
+
+
+def tables(dynamic, servers, near):
+    """Lookups of tables on so many PSs, and their transport."""
+    options = row_options(DIM, table="dynamic", dynamic=dynamic)
+    placement = place(SIZES, servers, dynamic, NAMES)
+    transport = SomeMapped([Arena(options, placement, server, seed=3) for server in range(servers)], near)
+
+    def lookups(*, counts):
+        keys = KeyLookup(transport, len(SIZES), placement.keyed, 0, counts=counts)
+        return Lookups(transport, placement, options, 0, None, keys)
+
+    return lookups, transport
+
+
+def batch_of(generator, rows):
+    """Few keys, some missing, many of them again and again."""
+    keys = (generator.random((rows, 2)) ** 2 * 25).astype(np.int64) * 7919
+    ids = generator.integers(0, SIZES[1], (rows, 1), np.int32)
+    return Batch(ids, np.empty((rows, 0), np.float32), np.empty(rows, np.float32), keys)
+
+
+def rows_in_use(arena):
+    """Those of ids and keys, and the reserved ones."""
+    rows = []
+    for part in arena.parts:
+        keyed = arena.keyed.get(part.table)
+        own = [*range(RESERVED), *keyed.in_use().tolist()] if keyed else range(part.rows)
+        rows += [part.base + row for row in own]
+    return rows
+
+
+def train(dynamic, servers, near, parts, seed):
+    """Parts of batches, pulled ahead, with a pause behind each, then batches that do not count: all values pulled, and
+    what the PSs hold.
+    """
+    generator, (lookups, transport) = np.random.default_rng(seed), tables(dynamic, servers, near)
+    pulled, now, scoring, training = [], 0, lookups(counts=False), lookups(counts=True)
+    for part in parts:
+        for batch, lookup in training.prefetched([batch_of(generator, rows) for rows in part]):
+            pulled.append(lookup.values.copy())
+            training.push(lookup, generator.normal(size=lookup.values.shape).astype(np.float32))
+            assert lookup.occurrences().sum() == len(batch) * len(SIZES)
+            assert lookup.occurrences().min() > 0
+            now += len(batch)
+        pulled += [lookup.values.copy() for _, lookup in scoring.prefetched([batch_of(generator, 9)])]
+        for arena in transport.arenas:
+            arena.sweep(now)
+    held = [values[rows_in_use(arena)] for arena in transport.arenas for values in (arena.weights, arena.state)]
+    held += [array for a in transport.arenas for t in a.keyed.values() for array in (t.keys, t.seen, t.candidates())]
+    return [*pulled, *held], transport
+
+
+RULES = st.builds(
+    DynamicOptions, keys=st.sampled_from([3, 60]), admit_after=st.integers(1, 3),
+    expire_after_examples=st.sampled_from([0, 20]),
+    features=st.sampled_from([{}, {"item": FeatureOptions(admit_after=1)}]),
+)  # fmt: skip
+PARTS = st.lists(st.lists(st.sampled_from([7, 20, 1]), max_size=3), min_size=1, max_size=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(RULES, st.integers(1, 3), st.sets(st.integers(0, 2)), PARTS, st.integers(0, 99))
+@example(DynamicOptions(keys=60, admit_after=2), 3, set(), [[20, 20], [20]], 1)
+@example(DynamicOptions(keys=60), 2, {1}, [[20, 20], [20]], 1)
+def test_who_maps_the_rows_does_not_matter(dynamic, servers, near, parts, seed):
+    expected, _ = train(dynamic, servers, set(range(servers)), parts, seed)
+    found, transport = train(dynamic, servers, near & set(range(servers)), parts, seed)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    far = set(range(servers)) - near
+    assert len(transport.trips) == (sum(map(len, parts)) + len(parts) if far else 0), "one for each batch"
+    assert all(set(kinds) <= far for kinds in transport.trips)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2])
+def test_keys_move_the_bytes_of_their_formula(servers, after):
+    """Requests: rows by number, those that features share, and keys; replies: numbers of keys' rows, all rows."""
+    dynamic = DynamicOptions(keys=60, admit_after=after)
+    lookups, transport = tables(dynamic, servers, set())
+    own, generator, sightings = lookups(counts=True), np.random.default_rng(5), {}
+    for _ in range(6):
+        batch, moved = batch_of(generator, 20), []
+        asked = [(k, f) for f, column in enumerate(batch.keys.T) for k in np.unique(column).tolist() if k]
+        for key, feature in asked:
+            times = int(np.sum(batch.keys[:, feature] == key))
+            sightings[key, feature] = sightings.get((key, feature), 0) + times
+        rows = len(np.unique(batch.ids)) + int(np.sum((batch.keys == 0).any(axis=0)))
+        found = sum(sightings[each] >= after for each in asked)
+        lookup = own.ask(own._keys.ids(batch))
+        for request, replies in transport.arriving[0]:
+            moved += [request.payload.nbytes, *map(len, replies)]
+        messages = sum(kind == wire.PULL_KEYS for kind in transport.trips[-1].values())
+        assert messages == len({int(owner_of(key, servers)) for key, _ in asked})
+        expected = wire.key_bytes(messages, len(asked)) + wire.pulled_bytes(rows + 2 + found, DIM)
+        assert sum(moved) == expected + 4 * (len(asked) - found)
+        own.arrive(lookup)
+        assert lookup.unique_count == rows + found + len({f for k, f in asked if sightings[k, f] < after})
+
+
+@pytest.mark.parametrize("features", [[0, 2], [-1, 0], [1, 0]])
+def test_a_server_refuses_features_that_it_does_not_know(features):
+    _, transport = tables(DynamicOptions(keys=60), 1, set())
+    asked = np.array([(7, feature, 1) for feature in features], np.int64)
+    for find in (transport.arenas[0].find, transport.arenas[0].rows_of):
+        with pytest.raises(DataError, match="asked for keys of features other than the 2 keyed ones, in their order"):
+            find(asked)
+
+
+def test_a_server_says_which_keys_have_no_row():
+    _, transport = tables(DynamicOptions(keys=60, admit_after=2), 2, set())
+    arena = transport.arenas[1]
+    asked = np.array([(7, 0, 1), (8, 0, 2), (8, 1, 1), (9, 1, 5)], np.int64)
+    item = arena.parts[-1]
+    assert item.table == 2
+    assert arena.rows_of(asked).tolist() == [NOT_FOUND, arena.parts[0].base + 2, NOT_FOUND, item.base + 2]
