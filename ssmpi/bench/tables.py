@@ -1,8 +1,9 @@
 """``ssmpi bench tables``: pulls and pushes of dynamic tables beside static ones of the same rows, in one process.
 
 Ids are drawn from Zipf's law; each is the key of a row of the dynamic tables too, so that all contenders look up and
-update the same values, which is checked. Static rows are ordered by frequency, as a vocabulary has them, and as keys
-arrived, as the dynamic tables have them: what lies between these two is the order of rows, the rest is the map.
+update the same values, which is checked. Static rows are ordered by frequency, as a vocabulary has them, as keys
+arrived, as the dynamic tables have them, and at random: what lies between the first two is the order of rows, the rest
+is the map. By messages, trainer and PS are one thread, and its time is that of both ends.
 
 In a turn each contender pulls and pushes the same batches, and the contenders' rows evict each other's from the caches.
 Seconds are CPU time of the thread. Figures are medians over the turns, ratios medians of the turns' ratios.
@@ -11,8 +12,8 @@ Seconds are CPU time of the thread. Figures are medians over the turns, ratios m
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -27,19 +28,26 @@ from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.kernels import mix
 from ssmpi.embedding.key_kernels import RESERVED
 from ssmpi.embedding.key_lookup import KeyLookup
+from ssmpi.embedding.local_servers import LocalServers
 from ssmpi.embedding.local_tables import LocalTables
-from ssmpi.embedding.placement import place
+from ssmpi.embedding.lookup import Lookup
+from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowOptions
+from ssmpi.embedding.transport import RemoteTables
 from ssmpi.files import atomic_file
 
-STATIC, ARRIVAL, DYNAMIC = "static, by frequency", "static, as keys arrived", "dynamic"
+STATIC, ARRIVAL, RANDOM, DYNAMIC = "static, by frequency", "static, as keys arrived", "static, at random", "dynamic"
+STATIC_SENT, DYNAMIC_SENT = "static, by messages", "dynamic, by messages"
+BESIDE = {DYNAMIC_SENT: STATIC_SENT, STATIC_SENT: STATIC_SENT}  # whom a contender is compared with, if not STATIC
 EXAMPLES_A_TURN = 4096
 BATCHES = 16  # of the largest size, drawn in advance
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableCost:
-    """Nanoseconds an id of one contender; ``ratio``: how fast pull with push is, relative to static by frequency."""
+    """Nanoseconds an id of one contender; ``ratio``: how fast pull with push is, relative to static by frequency, both
+    by messages or neither.
+    """
 
     batch: int
     contender: str
@@ -50,12 +58,21 @@ class TableCost:
 
 
 class Contender:
-    """One kind of tables with a thread's lookups."""
+    """One kind of tables, in this process or ``sent`` by messages, with a thread's lookups."""
 
-    def __init__(self, tables: LocalTables, options: RowOptions, keys: KeyLookup | None) -> None:
-        self.tables = tables
-        placement = tables.arena.placement
-        self._lookups = Lookups(tables, placement, options, 0, PrefetchedRows(lambda: False), keys)
+    def __init__(self, options: RowOptions, placement: Placement, *, sent: bool = False) -> None:
+        self.tables: LocalTables | RemoteTables
+        self._drain: Callable[[], None] = lambda: None
+        if sent:
+            servers = LocalServers(options, placement, seed=1)
+            self.tables, (self.arena,), self._drain = servers.tables, servers.arenas, servers.tables.drain
+        else:
+            self.arena = Arena(options, placement, 0, seed=1)
+            self.tables = LocalTables(self.arena)
+        keys, keyed = None, placement.keyed
+        if keyed:
+            keys = KeyLookup(self.tables, len(placement.cardinalities), keyed, 0, counts=True)
+        self._lookups = Lookups(self.tables, placement, options, 0, PrefetchedRows(lambda: False), keys)
 
     def turn(self, batches: Sequence[Batch], gradients: np.ndarray) -> tuple[float, float]:
         """CPU seconds of the pulls and of the pushes of ``batches``."""
@@ -64,8 +81,12 @@ class Contender:
         for _ in batches:
             seconds, (_, lookup) = timed(partial(next, arriving))
             pulling += seconds
-            pushing += timed(partial(self._lookups.push, lookup, gradients))[0]
+            pushing += timed(partial(self._push, lookup, gradients))[0]
         return pulling, pushing
+
+    def _push(self, lookup: Lookup, gradients: np.ndarray) -> None:
+        self._lookups.push(lookup, gradients)
+        self._drain()
 
     def values(self, batch: Batch) -> np.ndarray:
         """The rows of a batch, float32 (batch, features, width)."""
@@ -79,9 +100,9 @@ def measure(options: TablesOptions) -> list[TableCost]:
         atomic_file.check(options.out)
     generator = np.random.default_rng(1)
     ids = zipf(generator, options, max(max(options.batch), EXAMPLES_A_TURN // BATCHES) * BATCHES)
-    by_arrival = arrival(generator, ids, options.rows)
-    contenders = contenders_of(options, by_arrival)
-    costs = [cost for batch in options.batch for cost in of_size(contenders, batch, ids, by_arrival, options.turns)]
+    orders = orders_of(generator, ids, options.rows)
+    contenders = contenders_of(options, orders[ARRIVAL])
+    costs = [cost for batch in options.batch for cost in of_size(contenders, batch, ids, orders, options.turns)]
     print(table(costs, options))
     if options.out:
         atomic_file.write(options.out, json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
@@ -110,6 +131,14 @@ def arrival(generator: np.random.Generator, ids: np.ndarray, rows: int) -> np.nd
     return places
 
 
+def orders_of(generator: np.random.Generator, ids: np.ndarray, rows: int) -> dict[str, np.ndarray]:
+    """The place of each id among those of its feature, int32 (rows, features), for each kind of static tables."""
+    by_frequency = np.repeat(np.arange(rows, dtype=np.int32)[:, None], ids.shape[1], axis=1)
+    at_random = generator.permuted(by_frequency, axis=0)
+    by_arrival = arrival(generator, ids, rows)
+    return {STATIC: by_frequency, ARRIVAL: by_arrival, RANDOM: at_random, STATIC_SENT: by_frequency}
+
+
 def keys_of(ids: np.ndarray) -> np.ndarray:
     """A key for each id, int64, not 0."""
     return mixed(ids.astype(np.uint64).reshape(-1) + np.uint64(1)).view(np.int64).reshape(ids.shape)
@@ -117,45 +146,50 @@ def keys_of(ids: np.ndarray) -> np.ndarray:
 
 def contenders_of(options: TablesOptions, by_arrival: np.ndarray) -> dict[str, Contender]:
     """All contenders by name, with rows of zeros: the dynamic tables have given all of them to keys, as they came."""
-    rows, features = options.rows, options.features
-    settings = RowOptions(EmbeddingOptions(prefetch=False), RowLayout(options.dim))
-    dynamic = DynamicOptions(keys=rows)
-    keyed = RowOptions(EmbeddingOptions(prefetch=False, table="dynamic", dynamic=dynamic), settings.layout)
-    static = [LocalTables(Arena(settings, place([RESERVED + rows] * features, 1), 0, 1)) for _ in range(2)]
-    tables = LocalTables(Arena(keyed, place([0] * features, 1, dynamic, [f"C{k + 1}" for k in range(features)]), 0, 1))
-    for feature in range(features):
-        asked = np.ones((rows, 3), np.int64)
-        asked[by_arrival[:, feature], 0] = keys_of(np.arange(rows))
-        asked[:, 1] = feature
-        tables.find([asked], 0)
-    for each in (*static, tables):
+    rows, features, dynamic = options.rows, options.features, DynamicOptions(keys=options.rows)
+    static_rows = place([RESERVED + rows] * features, 1)
+    keyed_rows = place([0] * features, 1, dynamic, [f"C{k + 1}" for k in range(features)])
+
+    def of(placement: Placement, *, sent: bool = False) -> Contender:
+        settings = EmbeddingOptions(prefetch=False, transport="messages" if sent else "auto")
+        if placement.keyed:
+            settings = replace(settings, table="dynamic", dynamic=dynamic)
+        return Contender(RowOptions(settings, RowLayout(options.dim)), placement, sent=sent)
+
+    made = {name: of(static_rows) for name in (STATIC, ARRIVAL, RANDOM)}
+    made[DYNAMIC] = of(keyed_rows)
+    made |= {
+        name: of(placement, sent=True) for name, placement in ((STATIC_SENT, static_rows), (DYNAMIC_SENT, keyed_rows))
+    }
+    for each in made.values():
+        for feature in range(features) if each.arena.keyed else ():
+            asked = np.ones((rows, 3), np.int64)
+            asked[by_arrival[:, feature], 0] = keys_of(np.arange(rows))
+            asked[:, 1] = feature
+            each.arena.find(asked)
         each.arena.weights[:] = 0.0
-    lookup = KeyLookup(tables, features, range(features), 0, counts=True)
-    made = [*(Contender(each, settings, None) for each in static), Contender(tables, keyed, lookup)]
-    return dict(zip((STATIC, ARRIVAL, DYNAMIC), made, strict=True))
+    return made
 
 
-def batches_of(batch: int, ids: np.ndarray, by_arrival: np.ndarray) -> dict[str, list[Batch]]:
+def batches_of(batch: int, ids: np.ndarray, orders: Mapping[str, np.ndarray]) -> dict[str, list[Batch]]:
     """The same batches for each contender."""
     size, features = batch, ids.shape[1]
-    places = by_arrival[ids, np.arange(features)]
-    none, labels = np.empty((size, 0), np.float32), np.zeros(size, np.float32)
-    plain, keys = [(RESERVED + each).astype(np.int32) for each in (ids, places)], keys_of(ids)
-    starts = range(0, len(ids) - size + 1, size)
-    found = {
-        name: [Batch(each[at : at + size], none, labels) for at in starts]
-        for name, each in zip((STATIC, ARRIVAL), plain, strict=True)
-    }
-    nothing = np.empty((size, 0), np.int32)
-    return found | {DYNAMIC: [Batch(nothing, none, labels, keys[at : at + size]) for at in starts]}
+    none, labels, keys = np.empty((size, 0), np.float32), np.zeros(size, np.float32), keys_of(ids)
+    starts, nothing = range(0, len(ids) - size + 1, size), np.empty((size, 0), np.int32)
+    by_key = [Batch(nothing, none, labels, keys[at : at + size]) for at in starts]
+    found = {DYNAMIC: by_key, DYNAMIC_SENT: by_key}
+    for name, order in orders.items():
+        places = (RESERVED + order[ids, np.arange(features)]).astype(np.int32)
+        found[name] = [Batch(places[at : at + size], none, labels) for at in starts]
+    return found
 
 
 def of_size(
-    contenders: dict[str, Contender], batch: int, ids: np.ndarray, by_arrival: np.ndarray, turns: int
+    contenders: dict[str, Contender], batch: int, ids: np.ndarray, orders: Mapping[str, np.ndarray], turns: int
 ) -> list[TableCost]:
     """The costs at one batch size; the first turn is not counted."""
-    batches, generator = batches_of(batch, ids, by_arrival), np.random.default_rng(2)
-    width = contenders[STATIC].tables.arena.options.layout.width
+    batches, generator = batches_of(batch, ids, orders), np.random.default_rng(2)
+    width = contenders[STATIC].arena.options.layout.width
     gradients = generator.standard_normal((batch, ids.shape[1], width), np.float32)
     each, seconds = max(1, EXAMPLES_A_TURN // batch), {name: np.empty((turns + 1, 2)) for name in contenders}
     for turn in range(turns + 1):
@@ -166,7 +200,7 @@ def of_size(
     if not all(np.array_equal(first, other) for other in others):
         raise AssertionError("the contenders have computed different rows")
     taken = {name: found[1:] / (each * batch * ids.shape[1]) for name, found in seconds.items()}
-    return [cost(batch, name, found, taken[STATIC]) for name, found in taken.items()]
+    return [cost(batch, name, found, taken[BESIDE.get(name, STATIC)]) for name, found in taken.items()]
 
 
 def cost(batch: int, name: str, seconds: np.ndarray, static: np.ndarray) -> TableCost:
@@ -183,7 +217,8 @@ def table(costs: Sequence[TableCost], options: TablesOptions) -> str:
     """One line per batch size and contender."""
     first = (
         f"{options.features} features of {options.rows:,} rows x {options.dim} floats, skew {options.skew:g}; medians "
-        f"of {options.turns} turns, one thread; CPU nanoseconds an id, and how fast relative to static by frequency"
+        f"of {options.turns} turns, one thread; CPU nanoseconds an id, and how fast relative to static by frequency, "
+        "by messages relative to static by messages"
     )
     lines = [first, f"{'batch':>6}  {'tables':24}{'pull ns':>9}{'push ns':>9}{'pull':>8}{'pull, push':>12}"]
     for c in costs:

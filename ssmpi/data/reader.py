@@ -112,11 +112,12 @@ class SplitReader:
         return Batch(np.empty(ids, np.int32), np.empty(dense, np.float32), np.full(rows, np.nan, np.float32), keys)
 
     def blank(self, rows: int) -> Batch:
-        """Rows of zeros, with one id of each sparse feature, lists and keyed ones included."""
+        """Rows of zeros, with one id of each sparse feature, lists included, or of keyed ones the key 1."""
         features = self.manifest.features
         dense, labels = np.zeros((rows, len(features.dense)), np.float32), np.zeros(rows, np.float32)
         if not features.lists:
-            return Batch(np.zeros((rows, len(features.sparse)), np.int32), dense, labels)
+            ids, keys = np.zeros((rows, len(features.one_id)), np.int32), np.ones((rows, len(features.keyed)), np.int64)
+            return Batch(ids, dense, labels, keys)
         found = BagBatch.empty(rows, features)
         found.ids.set_zeros()
         return BagBatch(found.ids, dense, labels)

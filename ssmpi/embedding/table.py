@@ -231,13 +231,14 @@ class Arena(RowArray):
 
     def _resolve(self, asked: np.ndarray) -> np.ndarray:
         """The rows int64 (n,) in the tables of their features."""
-        found, features = np.empty(len(asked), np.int64), asked[:, 1]
+        keys, features, times = np.ascontiguousarray(asked.T)  # as kernels are compiled for
+        found = np.empty(len(asked), np.int64)
         if len(asked) and (features[0] < 0 or features[-1] >= len(self.keyed) or (features[1:] < features[:-1]).any()):
             raise DataError(f"asked for keys of features other than the {len(self.keyed)} keyed ones, in their order")
         ends = np.searchsorted(features, np.arange(len(self.keyed) + 1))
         for table, start, end in zip(self.keyed.values(), ends, ends[1:], strict=False):
             if start < end:
-                found[start:end] = table.resolve(asked[start:end, 0], asked[start:end, 2])
+                found[start:end] = table.resolve(keys[start:end], times[start:end])
         return found
 
     def sweep(self, samples: int) -> np.ndarray:

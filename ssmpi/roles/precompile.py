@@ -5,6 +5,8 @@ seconds.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -12,10 +14,14 @@ import numpy as np
 from ssmpi.comm.mailbox import LATE
 from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.dynamic_options import DynamicOptions
+from ssmpi.embedding.key_lookup import KeyLookup
+from ssmpi.embedding.local_servers import LocalServers
 from ssmpi.embedding.local_tables import LocalTables
-from ssmpi.embedding.placement import place
+from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import scope_of
+from ssmpi.embedding.transport import RemoteTables
 from ssmpi.model.lane import HelperModel, HomeModel, MemberModel
 from ssmpi.model.messages import Channel
 from ssmpi.model.network import floats_in
@@ -30,26 +36,43 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=MemberModel)
 
 
+DYNAMIC = DynamicOptions(keys=1, expire_after_examples=1)
+
+
 def compile_kernels(config: Config, replica: Replica, batch: Batch) -> None:
-    """One step on the dummy rows of ``batch``, by an optimizer of its own, that leaves ``replica`` unchanged."""
-    inputs, measured = replica.network.inputs, replica.measured.values.copy()
-    rows, placement = len(batch), place((1,) * inputs.tables, 1)
-    arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
-    if config.tracking.counts:
-        arena.set_observer(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
+    """Steps on the dummy rows of ``batch``, by an optimizer of its own, that leave ``replica`` unchanged."""
+    tables, keyed, rows = replica.network.inputs.tables, batch.keys.shape[1], len(batch)
+    measured, names = replica.measured.values.copy(), [f"C{k + 1}" for k in range(tables)]
+    placement = place((0,) * keyed + (1,) * (tables - keyed), 1, DYNAMIC if keyed else None, names)
     batch.like(rows).take(np.arange(rows), 0, batch)
-    lookups = Lookups(LocalTables(arena), placement, config.rows, thread=0)
-    lookup = lookups.pull(batch.ids)
     model = replica.thread_model(np.zeros(replica.network.parameters, np.float32))
-    logits, by_rows = model.forward_backward(batch.dense, lookup.values, batch.labels)
+    for transport in _transports(config, placement):
+        keys = KeyLookup(transport, tables, placement.keyed, 0, counts=True) if keyed else None
+        lookups = Lookups(transport, placement, config.rows, 0, None, keys)
+        ((_, lookup),) = lookups.prefetched([batch])
+        logits, by_rows = model.forward_backward(batch.dense, lookup.values, batch.labels)
+        lookups.push(lookup, by_rows)
+        transport.drain()
+        lookup.occurrences()
+        for examples in (0, 9) if keyed else ():  # dates rows when training pauses, then frees them
+            transport.sweep(examples)
     Progress(1, 1, config.schedule).record(0, logits, batch.labels)
-    lookups.push(lookup, by_rows)
-    lookup.occurrences()
     if not replica.owned.complete:
         model = _compile_lanes(config, replica, (batch.dense, lookup.values, batch.labels))
     model.gradients[:] = 0.0
     dense_optimizer(config.dense, replica).step(model, 0.0)
     replica.measured.values[:] = measured  # dummy rows are no batch
+
+
+def _transports(config: Config, placement: Placement) -> Iterator[LocalTables | RemoteTables]:
+    """Tables in this process; and where PSs may be on other hosts the same by messages, for kernels of both ends."""
+    arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
+    if config.tracking.counts:
+        arena.set_observer(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
+    yield LocalTables(arena)
+    if config.topology.embedding_ps and config.embedding.transport != "shared":
+        options = replace(config.rows, settings=replace(config.embedding, transport="messages"))
+        yield LocalServers(options, placement, 0, config.tracking).tables
 
 
 def _compile_lanes(config: Config, replica: Replica, batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> ThreadModel:

@@ -83,8 +83,9 @@ def sent_bytes(config: Config) -> list[float]:
         for server, part in enumerate(lookup.parts):
             rows, counted = part.stop - part.start, config.tracking.counts
             pushed = by_bag[server].nbytes if server in by_bag else 0
-            pushed = pushed or wire.pushed_bytes(1, rows, summed.shape[1], counted=counted)
-            found[-1].append(tables.requested[server] + pushed)
+            found[-1].append(
+                tables.requested[server] + (pushed or wire.pushed_bytes(1, rows, summed.shape[1], counted=counted))
+            )
     return [float(mean) for mean in np.mean(found, axis=0)]
 
 

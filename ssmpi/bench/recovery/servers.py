@@ -1,66 +1,18 @@
-"""The embedding PSs of an emulated job: real servers that answer one trainer in its own thread, their real saves, and
-the updates that a loss discards.
-"""
+"""The embedding PSs of an emulated job: their real saves, and the updates that a loss discards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from ssmpi.checkpoint.rows.store import RowStore
-from ssmpi.comm.in_process import AnsweringJob, Channel, InProcessConversation
-from ssmpi.comm.service import Service
-from ssmpi.comm.waiting import WaitOptions
-from ssmpi.core.topology import Role, Topology
-from ssmpi.core.traffic import Traffic, meter
 from ssmpi.embedding import tracker_kernels
-from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.server import EmbeddingServer
-from ssmpi.embedding.table import Arena, RowOptions
+from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, Tracking
-from ssmpi.embedding.transport import RemoteTables
 from ssmpi.recovery.ledger import LossAccount
-
-if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
-
-NAME = "embedding"  # of the conversation
-WAITING = WaitOptions()
-COUNTED = Tracking("mfu")  # pushes say how many accesses each row has, whatever is made of that
-
-
-class LocalServers:
-    """All embedding PSs, and ``tables``, through which the trainer reaches them by messages. They answer whenever it
-    sends something or waits.
-    """
-
-    def __init__(self, options: RowOptions, placement: Placement, seed: int) -> None:
-        servers = range(placement.servers)
-        self.arenas = [Arena(options, placement, server, seed) for server in servers]
-        self._job = AnsweringJob(self._answer)
-        self._channel = Channel(self._job, Topology(embedding_ps=placement.servers).directory(NAME))
-        self._ranks = self._channel.directory.ranks_of(Role.EMBEDDING_PS)
-        self._services = [Service(self._end(rank), WAITING) for rank in self._ranks]
-        pairs = zip(self.arenas, self._services, strict=True)
-        self._servers = [EmbeddingServer(arena, service, counts=b"") for arena, service in pairs]
-        (trainer,) = self._channel.directory.ranks_of(Role.TRAINER)
-        self.tables = RemoteTables(self._end(trainer), placement, options, WAITING, tracking=COUNTED)
-
-    def catch_up(self) -> None:
-        """Let them apply all pushes."""
-        self._job.check()
-
-    def _answer(self) -> None:
-        for rank, service, server in zip(self._ranks, self._services, self._servers, strict=True):
-            if self._channel.sent[rank]:
-                service.answer_pending(server.handle)
-
-    def _end(self, rank: int) -> Conversation:
-        return cast("Conversation", InProcessConversation(self._channel, rank, meter(Traffic(), NAME)))
 
 
 def tracker_of(kind: str, fraction: float, scope: Scope, arena: Arena) -> Tracker:

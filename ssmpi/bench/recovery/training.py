@@ -12,18 +12,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ssmpi.bench.recovery.servers import LocalServers
 from ssmpi.config import Config
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.quality import Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_servers import LocalServers
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.trackers import Tracking
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import Replica
 
 Dense = list[np.ndarray]
+COUNTED = Tracking("mfu")  # pushes say how many accesses each row has, whatever is made of that
 
 
 class Batches:
@@ -71,7 +73,7 @@ class Training:
         # Each batch reads the rows after the previous update, and every PS gets messages.
         options = replace(config.rows, settings=replace(config.embedding, prefetch=False, transport="messages"))
         self.looked_up = self.updated = 0
-        self._servers = LocalServers(options, self.placement, config.run.seed)
+        self._servers = LocalServers(options, self.placement, config.run.seed, COUNTED)
         self.arenas = self._servers.arenas
         self._lookups = Lookups(self._servers.tables, self.placement, options, thread=0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from ssmpi.bench import tables
 from ssmpi.bench.options import TablesOptions
-from ssmpi.bench.tables import ARRIVAL, DYNAMIC, STATIC
+from ssmpi.bench.tables import ARRIVAL, DYNAMIC, DYNAMIC_SENT, RANDOM, STATIC, STATIC_SENT
 from ssmpi.core.errors import SettingsError
 
 SMALL = TablesOptions(features=3, rows=500, dim=4, batch=(16, 50), turns=3)
@@ -18,14 +18,14 @@ def test_all_contenders_compute_the_same_rows_and_are_printed(tmp_path, capsys):
     out = tmp_path / "tables.json"
     costs = tables.measure(TablesOptions(features=3, rows=500, dim=4, batch=(16, 50), turns=3, out=out))
     assert [(c.batch, c.contender) for c in costs] == [
-        (b, name) for b in (16, 50) for name in (STATIC, ARRIVAL, DYNAMIC)
+        (b, name) for b in (16, 50) for name in (STATIC, ARRIVAL, RANDOM, DYNAMIC, STATIC_SENT, DYNAMIC_SENT)
     ]
     assert all(c.pull_ns > 0 < c.push_ns and c.ratio > 0 for c in costs)
-    assert [c.ratio for c in costs if c.contender == STATIC] == [1.0, 1.0]
-    assert json.loads(out.read_text())[5]["contender"] == DYNAMIC
+    assert [c.ratio for c in costs if c.contender in (STATIC, STATIC_SENT)] == [1.0] * 4
+    assert json.loads(out.read_text())[11]["contender"] == DYNAMIC_SENT
     printed = capsys.readouterr().out
     assert "3 features of 500 rows x 4 floats, skew 1.05; medians of 3 turns" in printed
-    assert len(printed.splitlines()) == 2 + 6
+    assert len(printed.splitlines()) == 2 + 12
 
 
 def test_other_rows_are_not_compared(monkeypatch):
