@@ -178,7 +178,7 @@ def test_evaluating_alone_or_together_or_by_hand_is_the_same(trained, tmp_path, 
     run = trained(*MANY)
     of_the_run = run.quality("test")
     alone = ssmpi("evaluate", run.folder).check().out
-    together = ssmpi("evaluate", run.folder, ranks=2).check().out
+    together = ssmpi("evaluate", run.folder, ranks=4).check().out
     assert alone == together
     ne, loss, auc = (float(re.search(rf"{name} ([\d.]+)", alone)[1]) for name in ("NE", "log-loss", "AUC"))
     assert (ne, loss, auc) == pytest.approx([of_the_run[k] for k in ("ne", "log_loss", "auc")], abs=6e-6)
