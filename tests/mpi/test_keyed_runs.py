@@ -11,6 +11,7 @@ from ranks import ssmpi
 from runs import train, train_over_threads
 from safetensors.numpy import load_file
 
+from ssmpi import cli
 from ssmpi.data.reader import SplitReader
 from ssmpi.tools.export import export
 
@@ -25,19 +26,27 @@ def data(tmp_path_factory):
     return ids, make_keyed(folder / "keys", ids, ("user", "item"))
 
 
-def test_real_ranks_train_by_key_as_by_id_and_score(tmp_path, data):
+def command(*words):
+    """``ssmpi WORDS`` in this process."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    assert not ended.value.code
+
+
+def test_real_ranks_train_by_key_as_by_id_and_score(tmp_path, data, alone, capsys):
     by_id = train_over_threads(tmp_path / "ids", data[0], *STEPS, "topology.embedding_ps=1")
     run = train(tmp_path / "keys", data[1], *STEPS, *DYNAMIC, "topology.embedding_ps=2")
     np.testing.assert_array_equal(run.losses(), by_id.losses())
     for name, values in by_id.dense().items():
         np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
-    alone = ssmpi("evaluate", run.folder).check().out
-    together = ssmpi("evaluate", run.folder, ranks=3).check().out
-    assert alone == together
-    ne = float(re.search(r"NE ([\d.]+)", alone)[1])
+    command("evaluate", run.folder)
+    said = capsys.readouterr().out
+    assert said == ssmpi("evaluate", run.folder, ranks=3).check().out
+    ne = float(re.search(r"NE ([\d.]+)", said)[1])
     assert ne == pytest.approx(run.quality("test")["ne"], abs=6e-6)
-    assert "user: " in ssmpi("inspect", run.folder).check().out
-    ssmpi("predict", run.folder, data[1], "--output", tmp_path / "scores").check()
+    command("inspect", run.folder)
+    assert "user: " in capsys.readouterr().out
+    command("predict", run.folder, data[1], "--output", tmp_path / "scores")
     predicted = np.loadtxt(tmp_path / "scores")
     np.testing.assert_allclose(served(tmp_path, run.folder, data[1]), predicted, rtol=0, atol=2e-6)
     assert np.ptp(predicted) > 0.1

@@ -48,7 +48,7 @@ def alone(raw):
     return tree(out)
 
 
-@pytest.mark.parametrize("ranks", [1, 4])  # 2 and 3 are those of the test that kills
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.soak), pytest.param(4, marks=pytest.mark.soak)])
 def test_any_number_of_ranks_gives_the_same_bytes(raw, alone, ranks, tmp_path):
     done = prepare(ranks, [raw], tmp_path / "out", *SMALL).check()
     assert tree(tmp_path / "out") == alone

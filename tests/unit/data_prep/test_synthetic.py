@@ -253,7 +253,7 @@ def test_multi_hot_bytes_do_not_depend_on_blocks_or_memory(tmp_path, monkeypatch
     few = settings(700, turnover=2)
     for name in "ab":
         synthesize(SynthesisPlan(tmp_path / name, few, days=2, unlabelled_rows=9, multi_hot=MULTI_HOT))
-        monkeypatch.setattr("data_prep.synthetic.synthesize.BLOCK_BYTES", 100_000)
+        monkeypatch.setattr("data_prep.synthetic.synthesize.BLOCK_BYTES", 400_000)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
     assert (tmp_path / "a" / "test.txt").read_text().startswith("I1\tI2")

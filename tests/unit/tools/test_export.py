@@ -9,7 +9,6 @@ import onnxruntime
 import pytest
 import torch
 from own_network import NAMED, write_own
-from ranks import ssmpi
 from runs import train_over_threads
 from safetensors.numpy import load_file
 from torch import nn
@@ -97,11 +96,10 @@ def run(tmp_path_factory, small_data):
     return train_over_threads(tmp_path_factory.mktemp("run"), small_data, "topology.embedding_ps=3")
 
 
-@pytest.fixture(scope="module")
-def predicted(run, small_data, tmp_path_factory):
-    file = tmp_path_factory.mktemp("scores") / "scores"
-    ssmpi("predict", run.folder, small_data, "--output", file).check()
-    return np.loadtxt(file)
+@pytest.fixture
+def predicted(run, small_data, tmp_path, alone):
+    assert score.predict(run.folder, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
+    return np.loadtxt(tmp_path / "scores")
 
 
 @pytest.mark.parametrize("kind", ["torch", "safetensors"])
