@@ -47,37 +47,22 @@ class KeyMemory:
         return [moved(each, start) for start, layout in pairs for each in layout.beginning()]
 
 
-class Room(Protocol):
-    """Makes room for a keyed table, as it lies in the memory of its PS."""
+class Allocator(Protocol):
+    """Allocates memory of a keyed table, as it lies in that of its PS."""
 
     def extend_rows(self, more: slice) -> str:
-        """Let there be memory for the values of more rows; why there is none, empty if there is."""
+        """Allocate the values of more rows; why there is no memory for them, empty if there is."""
 
     def extend(self, more: slice) -> str:
-        """The same for bytes beside them."""
+        """Allocate bytes beside them; returns the same."""
 
     def release(self, less: slice) -> None:
-        """Give back bytes beside them."""
-
-
-class AllThere:
-    """A table whose memory is there from the beginning."""
-
-    def extend_rows(self, more: slice) -> str:
-        """As ``Room``."""
-        return ""
-
-    def extend(self, more: slice) -> str:
-        """As ``Room``."""
-        return ""
-
-    def release(self, less: slice) -> None:
-        """As ``Room``: it stays."""
+        """Free bytes beside them."""
 
 
 @dataclass(frozen=True)
-class ArenaRoom:
-    """Makes room in the memory of the ``rows`` of a PS, where ``bytes_of`` says where some lie and the table's begin at
+class ArenaAllocator:
+    """Allocates in the memory of the ``rows`` of a PS, where ``bytes_of`` says where some lie and the table's begin at
     ``base``, and in that of its ``keys``, where the table's begins at byte ``start``.
     """
 
@@ -88,15 +73,15 @@ class ArenaRoom:
     start: int
 
     def extend_rows(self, more: slice) -> str:
-        """As ``Room``."""
+        """As ``Allocator``."""
         return next(filter(None, map(self.rows.extend, self.bytes_of(moved(more, self.base)))), "")
 
     def extend(self, more: slice) -> str:
-        """As ``Room``."""
+        """As ``Allocator``."""
         return self.keys.extend(moved(more, self.start))
 
     def release(self, less: slice) -> None:
-        """As ``Room``."""
+        """As ``Allocator``."""
         self.keys.release(moved(less, self.start))
 
 

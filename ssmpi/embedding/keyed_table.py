@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding.dynamic_options import KeyOptions
-from ssmpi.embedding.keyed_memory import AllThere, Room
+from ssmpi.embedding.keyed_memory import Allocator
 from ssmpi.files.log import log
 
 FREED = 8  # a full table frees one row in so many
@@ -48,14 +48,14 @@ class KeyCounts(NamedTuple):
 class KeyedTable:
     """``memory`` uint8 (``options.layout(rows).size``,) of zeros, or ``kept`` from an earlier process; ``values`` are
     the feature's rows: weights float32 (rows, width) and state float32 (rows, groups). There is memory for the first of
-    them, and ``more`` makes room for others; rows beyond those ever used are never touched.
+    them, and ``allocator`` has more; rows beyond those ever used are never touched.
     """
 
     def __init__(
         self, options: KeyOptions, memory: np.ndarray, values: tuple[np.ndarray, np.ndarray], begin: Beginning, *,
-        kept: bool, more: Room | None = None,
+        allocator: Allocator, kept: bool,
     ) -> None:  # fmt: skip
-        self._layout, self._more = options.layout(len(values[0])), more or AllThere()
+        self._layout, self._allocator = options.layout(len(values[0])), allocator
         self.maps, self.keys, self.seen, self._sightings = self._layout.split(memory)
         self.head = self.maps[: kernels.HEAD]
         self._options, self._values, self._begin = options, values, begin
@@ -88,7 +88,7 @@ class KeyedTable:
         wanted = self._layout.step(room, kernels.RESERVED + int(head[kernels.USED]) + new)
         if wanted == room or self.no_memory:
             return
-        rows, slots, more = slice(room, wanted), kernels.powers(wanted), self._more
+        rows, slots, more = slice(room, wanted), kernels.powers(wanted), self._allocator
         why = more.extend_rows(rows) or next(filter(None, map(more.extend, self._layout.of_rows(rows))), "")
         if not why and slots > head[kernels.SLOTS]:
             why = more.extend(self._layout.of_map(slice(slots, 2 * slots)))
@@ -105,7 +105,7 @@ class KeyedTable:
         slots = min(self._layout.slots, kernels.powers(int(head[kernels.COUNTED]) + new))
         if slots <= before or before == 0 or self.no_memory:
             return
-        if why := self._more.extend(self._layout.of_sightings(slice(slots, 2 * slots))):
+        if why := self._allocator.extend(self._layout.of_sightings(slice(slots, 2 * slots))):
             self._say(f"counts of more than {before // 2:,} new keys", why)
         else:
             kernels.grow_sightings(self._sightings, head, slots)
@@ -141,8 +141,8 @@ class KeyedTable:
         """Give back smaller maps and their sightings, which nobody reads any more, and ask for memory again."""
         slots, sightings = int(self.head[kernels.SLOTS]), int(self.head[kernels.SIGHTING_SLOTS])
         if slots + sightings > self._released:
-            self._more.release(self._layout.of_map(slice(0, slots)))
-            self._more.release(self._layout.of_sightings(slice(0, sightings)))
+            self._allocator.release(self._layout.of_map(slice(0, slots)))
+            self._allocator.release(self._layout.of_sightings(slice(0, sightings)))
         self._released, self.no_memory = slots + sightings, ""
 
     def _refill(self) -> None:

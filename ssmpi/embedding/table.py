@@ -20,7 +20,7 @@ from ssmpi.core.settings import FLOAT32, require, within
 from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.keyed_files import Continued, KeyedLoad, Loading
-from ssmpi.embedding.keyed_memory import ArenaRoom, KeyMemory
+from ssmpi.embedding.keyed_memory import ArenaAllocator, KeyMemory
 from ssmpi.embedding.keyed_table import Beginning, KeyCounts, KeyedTable
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
@@ -205,9 +205,11 @@ class Arena(RowArray):
             rows, place = slice(part.base, part.base + part.rows), layout.places[part.table]
             initial = self._bound(part), self.options.optimizer.initial
             begin = Beginning(self._seed, part.table, self.options.layout.vector, *initial)
-            more = ArenaRoom(memory, partial(self.options.bytes_of, count=count), part.base, keys, place.start)
+            allocator = ArenaAllocator(
+                memory, partial(self.options.bytes_of, count=count), part.base, keys, place.start
+            )
             options, values = self.placement.dynamic[part.table], (self.weights[rows], self.state[rows])
-            found[part.table] = KeyedTable(options, beside[place], values, begin, kept=keys.kept, more=more)
+            found[part.table] = KeyedTable(options, beside[place], values, begin, allocator=allocator, kept=keys.kept)
         return found
 
     @property

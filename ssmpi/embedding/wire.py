@@ -22,16 +22,11 @@ ATTACH     nothing                                                         how t
 APPLIED    nothing                                                         int64: name of the count of this trainer's
                                                                            pushes, and how many were applied
 FIND       int64 (n, 3): key, number among the keyed features, how often   ids int32 (n,)
-<<<<<<< HEAD
-           it is looked up now
-SWEEP      int64: how many samples all trainers have done, while they      int64 (keyed features, 7): ``KeyCounts``
-=======
            it is looked up now; in the order of features
 PULL_KEYS  see ``pull_keys``: rows as in PULL, keys as in FIND             int32 (n,): rows of the keys, -1 where the
                                                                            shared one serves; then float32 (m, width):
                                                                            rows that were asked for, and of keys
-SWEEP      int64: how many samples all trainers have done, while they      int64 (keyed features, 6): ``KeyCounts``
->>>>>>> 818678b (Pull rows by key in one round trip)
+SWEEP      int64: how many samples all trainers have done, while they      int64 (keyed features, 7): ``KeyCounts``
            pause
 ========== =============================================================== =============================================
 """

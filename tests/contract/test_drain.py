@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from embedding_bodies import CARDINALITIES, DIM, REMOTE, SEED, SGD, train_at_once
 from ranks import over_threads
+from rows import Replies
 from test_embedding import check_sum_of_all
 
 from ssmpi.comm.service import THREADS, request_tag
@@ -17,19 +18,6 @@ from ssmpi.embedding.table import Arena
 from ssmpi.embedding.transport import RemoteTables
 
 
-class Replies:
-    """The face of a service that only notes whom it answers."""
-
-    def __init__(self):
-        self.sent = []
-
-    def buffer(self, size):
-        return np.empty(size, np.uint8)
-
-    def reply(self, dest, tag, buffer):
-        self.sent.append((dest, tag))
-
-
 @pytest.fixture
 def server():
     replies = Replies()
@@ -37,7 +25,7 @@ def server():
 
     def send(source, thread, kind, payload):
         server.handle(source, request_tag(kind, thread), payload.view(np.uint8))
-        return replies.sent
+        return [(dest, tag) for dest, tag, _ in replies.sent]
 
     return send
 

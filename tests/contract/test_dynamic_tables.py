@@ -21,7 +21,7 @@ from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import key_kernels, key_layout
-from ssmpi.embedding.keyed_memory import ArenaRoom
+from ssmpi.embedding.keyed_memory import ArenaAllocator
 from ssmpi.metrics import fields
 from ssmpi.report import summary
 from ssmpi.roles.progress import Progress
@@ -179,8 +179,9 @@ def test_a_killed_run_goes_on_with_its_keys(tmp_path, data, static, servers, mon
 def test_a_run_that_is_killed_while_tables_grow_goes_on_with_its_keys(tmp_path, data, static, servers, monkeypatch):
     monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)  # pretended ranks share a process
     kills = [
-        Kill(ArenaRoom, "extend", 9), Kill(ArenaRoom, "extend_rows", 5, after=True), Kill(key_kernels, "grow_map", 2),
-        Kill(key_kernels, "grow_map", 1, after=True), Kill(ArenaRoom, "release", 2),
+        Kill(ArenaAllocator, "extend", 9), Kill(ArenaAllocator, "extend_rows", 5, after=True),
+        Kill(key_kernels, "grow_map", 2), Kill(key_kernels, "grow_map", 1, after=True),
+        Kill(ArenaAllocator, "release", 2),
     ]  # fmt: skip
     run = train_with_kills(tmp_path, data[1], kills, *STEPS, *DYNAMIC, f"topology.embedding_ps={servers}")
     check_same_rows(run, static)
@@ -191,8 +192,8 @@ def test_a_run_that_is_killed_while_tables_grow_goes_on_with_its_keys(tmp_path, 
 def test_a_run_without_memory_for_a_step_goes_on_with_a_full_table(tmp_path, data, caplog, monkeypatch):
     """And with a growing one when there is some again."""
     monkeypatch.setattr(key_layout, "FIRST_ROWS", 64)
-    refusals, extend = iter(["all is used"] * 4), ArenaRoom.extend_rows
-    monkeypatch.setattr(ArenaRoom, "extend_rows", lambda *given: next(refusals, "") or extend(*given))
+    refusals, extend = iter(["all is used"] * 4), ArenaAllocator.extend_rows
+    monkeypatch.setattr(ArenaAllocator, "extend_rows", lambda *given: next(refusals, "") or extend(*given))
     run = train_over_threads(tmp_path, data[1], *STEPS, *DYNAMIC, "topology.embedding_ps=1")
     assert "table 0: no memory for rows of more than 62 keys (all is used)" in caplog.text
     assert re.search(

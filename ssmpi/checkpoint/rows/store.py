@@ -14,7 +14,7 @@ import numpy as np
 
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.rows.records import DIGEST, UNKNOWN, RecordHeader, SavedRows, read_rows, write_record
-from ssmpi.checkpoint.rows.words import words_of
+from ssmpi.checkpoint.rows.row_format import row_format_of
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.table import Arena
 from ssmpi.files.log import log
@@ -33,7 +33,7 @@ class RowStore:
         self.path, self._arena, self._timeline = path, arena, timeline
         self.checkpoint = 0
         self.go_on: Callable[[], None] = lambda: None
-        self._layout, self._words = layout_of(arena), words_of(arena)
+        self._layout, self._format = layout_of(arena), row_format_of(arena)
         self._base: RecordHeader | None = None
         self._newest: RecordHeader | None = None
         self._end = 0  # of the file, as far as it counts
@@ -62,7 +62,7 @@ class RowStore:
         """
         count = 0
         for rows, words in saved.records_after(after):
-            self._words.put(rows, words)
+            self._format.load(rows, words)
             count += len(rows)
         return count
 
@@ -70,7 +70,7 @@ class RowStore:
         """Save all rows as a new base that replaces all earlier saves; returns the bytes written. OSError if the write
         fails; the earlier saves then stay valid. ``samples`` have been trained on by all trainers.
         """
-        rows = self._words.all_rows()
+        rows = self._format.all_rows()
         header = replace(self._header(samples, len(rows), increment=False), covered=samples)
         return self._replace(header, (self._written(rows[piece], number=False) for piece in header.pieces()))
 
@@ -99,7 +99,7 @@ class RowStore:
     @property
     def can_compact(self) -> bool:
         """Whether base and increments number the same rows; those of keys come and go."""
-        return self._words.mergeable
+        return self._format.compacts
 
     @property
     def base_checkpoint(self) -> int:
@@ -130,7 +130,7 @@ class RowStore:
         return self._replace(header, (values.view(np.int32) for _, values in saved.merged()))
 
     def _header(self, samples: int, count: int, *, increment: bool) -> RecordHeader:
-        header = RecordHeader(increment, self._words.width, self._timeline, samples, count, self._layout)
+        header = RecordHeader(increment, self._format.width, self._timeline, samples, count, self._layout)
         return replace(header, checkpoint=self.checkpoint)
 
     def _while_going_on(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
@@ -141,9 +141,9 @@ class RowStore:
     def _written(self, rows: np.ndarray, *, number: bool) -> np.ndarray:
         """Some rows as a record has them, int32 (n, words), perhaps with the ``number`` of each."""
         first = int(number)
-        out = np.empty((len(rows), first + self._words.width), np.int32)
+        out = np.empty((len(rows), first + self._format.width), np.int32)
         out[:, :first] = rows[:, None]
-        self._words.fill(out[:, first:], rows)
+        self._format.store(out[:, first:], rows)
         return out
 
     def _replace(self, header: RecordHeader, rows: Iterable[np.ndarray]) -> int:

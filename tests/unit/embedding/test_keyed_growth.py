@@ -47,7 +47,7 @@ class Steps:
             self.beside[some], self.there[some] = 0, True
 
     def table(self, options, *, kept=False):
-        return KeyedTable(options, self.beside, tuple(self.values), BEGIN, kept=kept, more=self)
+        return KeyedTable(options, self.beside, tuple(self.values), BEGIN, allocator=self, kept=kept)
 
     def extend_rows(self, more):
         self.rows_there[more] |= not self.says

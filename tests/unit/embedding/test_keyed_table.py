@@ -30,10 +30,23 @@ MOST = 16  # keys: more would not all be counted beside so few rows
 BEGIN = Beginning(seed=7, table=4, vector=2, bound=0.25, state=0.5)  # two floats and a first-order weight
 
 
+class AllThere:
+    """Memory that is there from the beginning."""
+
+    def extend_rows(self, more):
+        return ""
+
+    def extend(self, more):
+        return ""
+
+    def release(self, less):
+        pass
+
+
 def table_over(options, memory=None, values=None, kept=False, rows=ROWS):
     memory = np.zeros(options.layout(rows).size, np.uint8) if memory is None else memory
     values = values or (np.full((rows, WIDTH), 9.0, np.float32), np.full((rows, 2), 9.0, np.float32))
-    return KeyedTable(options, memory, values, BEGIN, kept=kept), values, memory
+    return KeyedTable(options, memory, values, BEGIN, allocator=AllThere(), kept=kept), values, memory
 
 
 @dataclass

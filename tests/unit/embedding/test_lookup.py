@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from rows import row_options
+from rows import push_to, row_options
 
 from ssmpi.core.errors import TrainingError
 from ssmpi.embedding import kernels
@@ -35,10 +35,6 @@ class SomeMapped:
         pairs = [(a.weights, a.state) if k in self.mapped_ones else (NOTHING,) * 2 for k, a in enumerate(self.arenas)]
         return [array for pair in pairs for array in pair]
 
-    @property
-    def all_near(self):
-        return len(self.mapped_ones) == len(self.arenas)
-
     def ask(self, lookup, thread):
         pass
 
@@ -48,12 +44,7 @@ class SomeMapped:
                 lookup.unique[part] = arena.weights[lookup.rows[part]]
 
     def push(self, lookup, gradients, factor, thread):
-        if self.all_near:
-            lookup.push(gradients, self.arenas[0].options.optimizer.numbers, factor)
-            return
-        summed = lookup.summed(gradients)
-        for arena, part in zip(self.arenas, lookup.parts, strict=True):
-            arena.update(lookup.rows[part], summed[part], factor)
+        push_to(self.arenas, lookup, gradients, factor)
 
 
 def placed(options, mapped_ones=(0, 1)):

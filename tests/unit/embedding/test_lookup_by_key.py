@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rows import row_options
+from rows import Replies, push_to, row_options
 
 from ssmpi.comm.service import request_tag
 from ssmpi.core.errors import DataError
@@ -22,19 +22,6 @@ from ssmpi.embedding.table import Arena
 
 SIZES, NAMES, DIM = (0, 30, 0), ("user", "shop", "item"), 4
 NOTHING = np.empty(0, np.float32)
-
-
-class Replies:
-    """The service of a PS that keeps what it would send."""
-
-    def __init__(self):
-        self.sent = []
-
-    def buffer(self, size):
-        return np.empty(size, np.uint8)
-
-    def reply(self, dest, tag, buffer):
-        self.sent.append(buffer)
 
 
 class SomeMapped:
@@ -69,7 +56,7 @@ class SomeMapped:
                 request = lookup.request(p)
                 kinds[p] = request.kind
                 self.servers[p].handle(0, request_tag(request.kind, thread), request.payload.view(np.uint8).copy())
-                arriving.append((request, self.replies[p].sent))
+                arriving.append((request, [content for *_, content in self.replies[p].sent]))
                 self.replies[p].sent = []
         self.arriving.append(arriving)
         self.trips.append(kinds)
@@ -86,15 +73,7 @@ class SomeMapped:
         assert lookup.second_replies() == second
 
     def push(self, lookup, gradients, factor, thread):
-        if lookup.all_mapped:
-            lookup.push(gradients, self.arenas[0].options.optimizer.numbers, factor)
-            return
-        summed = lookup.summed(gradients)
-        for arena, part in zip(self.arenas, lookup.parts, strict=True):
-            rows = lookup.rows[part]
-            arena.check(rows)
-            assert len(np.unique(rows)) == len(rows), "each is updated once"
-            arena.update(rows, summed[part], factor)
+        push_to(self.arenas, lookup, gradients, factor)
 
 
 def tables(dynamic, servers, near):

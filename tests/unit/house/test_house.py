@@ -1,6 +1,7 @@
 """The shape of the code: nobody imports in circles, and nothing grows beyond what reads well."""
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -108,6 +109,14 @@ def test_no_constructor_takes_many_values_by_position():
         if isinstance(node, ast.ClassDef) and len(required_fields(node)) > MOST_PARAMETERS
     ]
     assert found == []
+
+
+def test_no_merge_left_a_conflict():
+    """In a docstring or a page no linter sees it."""
+    kinds, roots = {".py", ".md", ".toml", ".sh", ".sbatch"}, ("ssmpi", "data_prep", "jobs", "tests", ".")
+    paths = {p for root in roots for p in (ROOT / root).glob("*" if root == "." else "**/*") if p.suffix in kinds}
+    marker = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    assert [str(path) for path in paths if marker.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_the_story_stays_a_page():

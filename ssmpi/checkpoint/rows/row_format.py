@@ -1,5 +1,5 @@
-"""The rows of an embedding PS's arena as words of a record (``records``), and back. Those of keys carry them, because a
-key may have another row when they are loaded.
+"""How ``records`` store the rows of an embedding PS. Rows of keys are stored with their keys, because a key may have
+another row when they are loaded.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ssmpi.embedding.table import Arena
 from ssmpi.files.log import log
 
 
-class ArenaWords:
+class RowFormat:
     """Optimizer state and weights of a row, float32, one after the other."""
 
-    mergeable = True  # the number of a row says what it is
+    compacts = True  # base and increments can be merged: the number of a row says what it is
 
     def __init__(self, arena: Arena) -> None:
         self._arena, self._state = arena, arena.state.shape[1]
@@ -27,22 +27,22 @@ class ArenaWords:
         """The numbers of the rows that a base holds, int32, ascending."""
         return np.arange(len(self._arena.weights), dtype=np.int32)
 
-    def fill(self, out: np.ndarray, rows: np.ndarray) -> None:
+    def store(self, out: np.ndarray, rows: np.ndarray) -> None:
         """Write ``rows`` int32 (n,) into ``out`` int32 (n, width)."""
         values = out.view(np.float32)
         values[:, : self._state] = self._arena.state[rows]
         kernels.gather(self._arena.weights, rows, values[:, self._state :])
 
-    def put(self, rows: np.ndarray, words: np.ndarray) -> None:
+    def load(self, rows: np.ndarray, words: np.ndarray) -> None:
         """Set ``rows`` int32 (n,) to words int32 (n, width)."""
         values = words.view(np.float32)
         self._arena.weights[rows], self._arena.state[rows] = values[:, self._state :], values[:, : self._state]
 
 
-class KeyedWords(ArenaWords):
+class KeyedRowFormat(RowFormat):
     """Before them the number of the row, its key as two words, 0 without one, and when that was seen last, as two."""
 
-    mergeable = False
+    compacts = False
     HEAD = 5
 
     def __init__(self, arena: Arena) -> None:
@@ -59,22 +59,22 @@ class KeyedWords(ArenaWords):
             found.append(part.base + used)
         return np.sort(np.concatenate(found)).astype(np.int32)
 
-    def fill(self, out: np.ndarray, rows: np.ndarray) -> None:
-        """As ``ArenaWords``. A row that changes its key meanwhile, at a pause of training, is written without one."""
+    def store(self, out: np.ndarray, rows: np.ndarray) -> None:
+        """As ``RowFormat``. A row that changes its key meanwhile, at a pause of training, is written without one."""
         out[:, 0], out[:, 1 : self.HEAD] = rows, 0
         keys, seen = (np.zeros(len(rows), np.int64) for _ in range(2))
         for part, table in self._parts:
             mine = slice(*np.searchsorted(rows, (part.base, part.base + part.rows)))
             local = rows[mine] - part.base
             keys[mine], seen[mine] = table.keys[local], table.seen[local]
-        super().fill(out[:, self.HEAD :], rows)
+        super().store(out[:, self.HEAD :], rows)
         for part, table in self._parts:
             mine = slice(*np.searchsorted(rows, (part.base, part.base + part.rows)))
             keys[mine] *= keys[mine] == table.keys[rows[mine] - part.base]
         out[:, 1:3], out[:, 3:5] = keys.view(np.int32).reshape(-1, 2), seen.view(np.int32).reshape(-1, 2)
 
-    def put(self, rows: np.ndarray, words: np.ndarray) -> None:
-        """As ``ArenaWords``, wherever the keys have their rows now; those that have none get one, if there is room."""
+    def load(self, rows: np.ndarray, words: np.ndarray) -> None:
+        """As ``RowFormat``, wherever the keys have their rows now; those that have none get one, if there is room."""
         rows, values = words[:, 0], words[:, self.HEAD :]
         keys, seen = (np.ascontiguousarray(words[:, at : at + 2]).view(np.int64)[:, 0] for at in (1, 3))
         by_number = np.ones(len(rows), bool)
@@ -84,8 +84,8 @@ class KeyedWords(ArenaWords):
             held = np.flatnonzero(keys[mine])
             target = _rows_of(part, table, keys[mine][held], seen[mine][held])
             placed = target != NOT_FOUND
-            super().put(part.base + target[placed], values[mine][held][placed])
-        super().put(rows[by_number], values[by_number])
+            super().load(part.base + target[placed], values[mine][held][placed])
+        super().load(rows[by_number], values[by_number])
 
 
 def _rows_of(part: Part, table: KeyedTable, keys: np.ndarray, seen: np.ndarray) -> np.ndarray:
@@ -105,6 +105,6 @@ def _rows_of(part: Part, table: KeyedTable, keys: np.ndarray, seen: np.ndarray) 
     return rows
 
 
-def words_of(arena: Arena) -> ArenaWords:
-    """How the rows of an arena are written."""
-    return KeyedWords(arena) if arena.keyed else ArenaWords(arena)
+def row_format_of(arena: Arena) -> RowFormat:
+    """The format of an arena's rows."""
+    return KeyedRowFormat(arena) if arena.keyed else RowFormat(arena)
