@@ -166,7 +166,7 @@ def contenders_of(options: TablesOptions, by_arrival: np.ndarray) -> dict[str, C
             asked = np.ones((rows, 3), np.int64)
             asked[by_arrival[:, feature], 0] = keys_of(np.arange(rows))
             asked[:, 1] = feature
-            each.arena.find(asked)
+            each.arena.keyed.find(asked)
         each.arena.weights[:] = 0.0
     return made
 

@@ -59,14 +59,14 @@ class DenseOptimizer(DenseStep, Protocol):
 
 
 class Request(NamedTuple):
-    """A message to a server: its kind and payload, and the array that its reply goes to; ``room`` is for a second
-    reply, whose length follows from the first one.
+    """A message to a server: its kind and payload, and the array that its reply goes to, which may be shorter unless
+    it is ``whole``.
     """
 
     kind: int
     payload: np.ndarray
     reply: np.ndarray
-    room: np.ndarray | None = None
+    whole: bool = True
 
 
 class RowSet(Protocol):
@@ -118,8 +118,8 @@ class RowLookup(RowSet, Protocol):
     def request(self, server: int) -> Request:
         """What to ask a server for whose rows are not mapped."""
 
-    def second_replies(self) -> list[int]:
-        """After all have arrived, how many bytes each second reply had."""
+    def short_replies(self) -> list[int]:
+        """After all have arrived, the bytes of each one that may be shorter than its array."""
 
     def bag_pushes(self, gradients: np.ndarray, factor: float, times: np.ndarray | None) -> Mapping[int, np.ndarray]:
         """Messages with gradients of bags instead of rows, by the servers that pool them; ``times`` is the result of

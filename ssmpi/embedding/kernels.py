@@ -60,6 +60,18 @@ def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
+def gather_some(weights: np.ndarray, rows: np.ndarray, more: np.ndarray, out: np.ndarray) -> int:
+    """As ``gather``, of ``rows``, then of those of ``more`` that are not below 0; how many these are."""
+    count, some = rows.size, np.empty(rows.size + more.size, np.int32)
+    some[:count] = rows
+    for row in more:
+        some[count] = row
+        count += row >= 0
+    gather(weights, some[:count], out)
+    return count
+
+
+@njit(cache=True, nogil=True)
 def sgd(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float) -> None:
     """weights[rows[k]] -= rate * gradients[k]. Lock-free: other threads may read meanwhile."""
     step = np.float32(rate)

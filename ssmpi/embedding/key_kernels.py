@@ -9,14 +9,12 @@ others read, and then stores the SLOTS of its head, by which they find it (``key
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numba import uint64
 
 from ssmpi.compiled import atomic
 from ssmpi.compiled.jit import njit
-from ssmpi.embedding.kernels import initial_rows, mix
+from ssmpi.embedding.kernels import mix
 
 RESERVED = 2  # rows at the beginning of each keyed table: ids 0, missing, and 1, shared by keys without a row
 SHARED_ID = 1
@@ -31,8 +29,8 @@ HEAD = 16
 
 @njit(cache=True, nogil=True)
 def owner_of(key: int, servers: int) -> int:
-    """The PS of a key: by other bits than its slot."""
-    return np.int64((mix(uint64(key)) >> uint64(33)) % uint64(servers))  # type: ignore[return-value]  # as numba has it
+    """The PS of a key: by other bits than its slot, and without a division (Lemire, ACM TOMACS 29, 2019)."""
+    return np.int64(((mix(uint64(key)) >> uint64(33)) * uint64(servers)) >> uint64(31))  # type: ignore[return-value]
 
 
 @njit(cache=True, nogil=True)
@@ -108,114 +106,6 @@ def refill(slots: np.ndarray, keys: np.ndarray) -> int:
             insert(slots, keys[row], row)
             used += 1
     return used
-
-
-@njit(cache=True, nogil=True)
-def count(candidates: np.ndarray, head: np.ndarray, key: int, times: int) -> int:
-    """Add ``times`` sightings of a key without a row; all its sightings. Nothing is counted, and 0 returned, for a new
-    key if half of the slots are taken.
-    """
-    mask = candidates.size // 2 - 1
-    slot = np.int64(mix(uint64(key)) & uint64(mask))
-    while candidates[2 * slot] != 0 and candidates[2 * slot] != key:
-        slot = (slot + 1) & mask
-    if candidates[2 * slot] == 0:
-        if 2 * head[COUNTED] > mask:
-            return 0
-        head[COUNTED] += 1
-        candidates[2 * slot] = key
-    candidates[2 * slot + 1] += times
-    return candidates[2 * slot + 1]
-
-
-@njit(cache=True, nogil=True)
-def forget(candidates: np.ndarray, key: int) -> None:
-    """A key has a row now: its sightings count from 0 if it loses it."""
-    mask = candidates.size // 2 - 1
-    slot = np.int64(mix(uint64(key)) & uint64(mask))
-    while candidates[2 * slot] != 0 and candidates[2 * slot] != key:
-        slot = (slot + 1) & mask
-    if candidates[2 * slot] == key:
-        candidates[2 * slot + 1] = 0
-
-
-@njit(cache=True, nogil=True)
-def lookups_wanted(key: int, rule: tuple[int, float], seed: int, table: int) -> int:
-    """At which of its lookups a key gets a row. With a chance below 1 that is the first success of independent trials,
-    one a lookup: geometric, by inversion of a uniform number that follows from seed, table and key alone, so that
-    neither the number of PSs nor the order in which keys come matters.
-    """
-    after, chance = rule
-    if chance >= 1.0:
-        return after
-    draw = mix(mix(mix(uint64(seed)) ^ uint64(table)) ^ mix(uint64(key))) >> uint64(11)
-    uniform = (np.float64(draw) + 0.5) / 9007199254740992.0  # 2^53: in (0, 1)
-    return 1 + np.int64(math.log(uniform) / math.log1p(-chance))  # type: ignore[return-value]  # as numba has it
-
-
-@njit(cache=True, nogil=True)
-def free_row(head: np.ndarray, keys: np.ndarray) -> int:
-    """The first free row from the cursor on, or NOT_FOUND."""
-    row = max(head[CURSOR], RESERVED)
-    while row < head[END] and keys[row] != 0:
-        row += 1
-    head[CURSOR] = row
-    if row >= keys.size:
-        return NOT_FOUND
-    head[END] = max(head[END], row + 1)  # before the row has a key
-    return row
-
-
-@njit(cache=True, nogil=True)
-def begin_row(
-    weights: np.ndarray, state: np.ndarray, row: int, key: int, start: tuple[int, int, int, float, float]
-) -> None:
-    """Initial values of a key's row: ``start`` is seed, table, floats of the vector, bound, initial state."""
-    seed, table, vector, bound, initial = start
-    initial_rows(weights[row : row + 1, :vector], seed, table, (key, 1), bound)
-    weights[row, vector:] = 0.0
-    state[row : row + 1] = np.float32(initial)
-
-
-@njit(cache=True, nogil=True)
-def resolve(
-    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], rows: tuple[np.ndarray, np.ndarray],
-    asked: np.ndarray, times: np.ndarray, rule: tuple[int, float], start: tuple[int, int, int, float, float],
-    out: np.ndarray,
-) -> None:  # fmt: skip
-    """Find the row of each of ``asked`` int64 (n,), seen ``times`` int64 (n,), or give it one, as the ``rule`` says
-    (sightings, chance); ``out`` int64 (n,): rows, NOT_FOUND for the shared one. ``times`` 0 only looks up.
-
-    The ``tables`` are head, slots, keys, seen, candidates; ``rows`` weights (rows, width) and state (rows, groups).
-    Values and date are written before the key of a row, and that before its slot: a kill in between leaves a free row,
-    or a key that ``refill`` finds.
-    """
-    head, slots, keys, seen, candidates = tables
-    weights, state = rows
-    for i in range(asked.size):
-        key, row = asked[i], find(slots, asked[i])
-        out[i] = row
-        if times[i] == 0:
-            continue
-        if row != NOT_FOUND:
-            seen[row] = SEEN
-            continue
-        wanted = lookups_wanted(key, rule, start[0], start[1])
-        if wanted > 1 and count(candidates, head, key, times[i]) < wanted:
-            continue
-        row = free_row(head, keys)
-        if row == NOT_FOUND:
-            head[REFUSED] += 1
-            continue
-        begin_row(weights, state, row, key, start)
-        seen[row] = SEEN
-        atomic.store_word(keys.ctypes.data + 8 * row, key)  # type: ignore[call-arg]
-        insert(slots, key, row)
-        head[USED] += 1
-        head[ADMITTED] += 1
-        if wanted > 1:
-            forget(candidates, key)
-        out[i] = row
 
 
 @njit(cache=True, nogil=True)

@@ -41,14 +41,15 @@ class HasKeys(Protocol):
 
 class Awaited(NamedTuple):
     """Keys whose ids come with their rows: ``asked`` of each PS, as ``KeyTables.find`` has it, and their ``places`` in
-    that order (feature * batch + number), int64 (n,).
+    that order (feature * batch + number), int64 (n,); those of each PS begin at ``starts``, int64 (servers + 1,).
     """
 
     asked: Sequence[np.ndarray]
     places: np.ndarray
+    starts: np.ndarray
 
 
-NOTHING_AWAITED = Awaited((), np.empty(0, np.int64))
+NOTHING_AWAITED = Awaited((), *np.empty((2, 0), np.int64))
 
 
 class DistinctIds:
@@ -56,12 +57,13 @@ class DistinctIds:
     ``key_lookup_kernels``. As an array they are int32 (rows, features). Those that are ``awaited`` are AWAITED.
     """
 
-    def __init__(self, rows: int, features: int) -> None:
+    def __init__(self, rows: int, features: int, servers: int) -> None:
         self.awaited = NOTHING_AWAITED
         self._most, self._rows, self.features = rows, rows, features
         most, slots = rows * features, 1 << max(4, (4 * rows - 1).bit_length())
         kinds = [(most + 1, np.int64), (most, np.int32), (features, np.int64), (most, np.int32), (slots, np.int32)]
-        self._arrays = [np.empty(size, kind) for size, kind in [*kinds, (most, np.int64)]]
+        kinds += [(most, np.int64), (most, np.int64), (3 * most, np.int64), (servers + 1, np.int64)]
+        self._arrays = [np.empty(size, kind) for size, kind in kinds]
         self.words = KernelArgs((), self._arrays)
 
     def fits(self, rows: int) -> bool:
@@ -76,6 +78,13 @@ class DistinctIds:
     def size(self) -> int:
         """Of the array."""
         return self._rows * self.features
+
+    def asked(self, missed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of so many keys that were missed, ordered by PS, places int64 (missed,), what to ask for, int64 (missed, 3),
+        and where each PS's begin, int64 (servers + 1,).
+        """
+        *_, order, asked, starts = self._arrays
+        return order[:missed], asked[: 3 * missed].reshape(missed, 3), starts
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         _, found, _, places, *_ = (array[: self.size] for array in self._arrays)
@@ -95,9 +104,10 @@ class KeyLookup:
         self._sources[list(keyed)], self._sources[plain] = np.arange(len(keyed)), -1 - np.arange(len(plain))
         self._servers = len(tables.maps)
         by_feature = [maps[2 * k : 2 * k + 2] for k in range(len(keyed)) for maps in tables.maps]
-        self._mapped = np.array([bool(maps and maps[0].size) for maps in tables.maps])
+        self._mapped = [bool(maps and maps[0].size) for maps in tables.maps]
+        self._far = [not mapped for mapped in self._mapped]
         self._maps = KernelArgs((), [array for pair in by_feature for array in pair])
-        self._ids = DistinctIds(0, features)
+        self._ids = DistinctIds(0, features, self._servers)
 
     def ids(self, batch: HasKeys, *, again: int = 0) -> DistinctIds:
         """Those of a batch, valid until the next call. Its first rows, as many as are looked up ``again``, do not
@@ -106,31 +116,33 @@ class KeyLookup:
         rows = len(batch.keys)
         again = min(again, rows) if self._counts else rows
         if not self._ids.fits(rows):
-            self._ids = DistinctIds(rows, self._ids.features)
+            self._ids = DistinctIds(rows, self._ids.features, self._servers)
         missed = key_lookup_kernels.translate(
-            self._maps.words, self._ids.words.words, self._servers, self._sources, (batch.ids, batch.keys), again < rows
+            self._maps.words, self._ids.words.words, self._servers, self._sources, (batch.ids, batch.keys), again
         )
         self._ids.awaited = NOTHING_AWAITED
-        if missed and (again < rows or not self._mapped.all()):
+        if missed and (again < rows or any(self._far)):
             self._ask(self._ids, missed, again)
         return self._ids
 
     def _ask(self, ids: DistinctIds, missed: int, again: int) -> None:
         """Of the keys that were ``missed``, ask for those of mapped PSs, if any rows count, and fill in their ids. The
-        others are awaited. The first rows do not count ``again``.
+        others are awaited together with their rows. The first rows do not count ``again``.
         """
-        asked, order = np.empty((missed, 3), np.int64), np.empty(missed, np.int64)
-        starts = key_lookup_kernels.group(
-            ids.words.words, (again, len(ids)), self._servers, self._sources, asked, order
-        )
-        here = np.repeat(self._mapped, np.diff(starts))
+        order, asked, starts = ids.asked(missed)
         parts = [asked[a:b] for a, b in pairwise(starts.tolist())]
-        if again < len(ids) and here.any():
-            near = [part if mapped else part[:0] for part, mapped in zip(parts, self._mapped, strict=True)]
-            found = np.concatenate(self._tables.find(near, self._thread))
-            key_lookup_kernels.fill_in(ids.words.words, order[here], found)
-        if not here.all():
-            far = [part[:0] if mapped else part for part, mapped in zip(parts, self._mapped, strict=True)]
-            ids.awaited = Awaited(far, order[~here])
-            await_ids = np.full(len(ids.awaited.places), key_lookup_kernels.AWAITED, np.int32)
-            key_lookup_kernels.fill_in(ids.words.words, ids.awaited.places, await_ids)
+        if again < len(ids) and any(self._mapped):
+            found = self._tables.find(chosen(parts, self._mapped), self._thread)
+            for start, answers in zip(starts, found, strict=False):
+                key_lookup_kernels.fill_in(ids.words.words, order[start : start + len(answers)], answers)
+        if any(self._far):
+            if any(self._mapped):
+                sizes = np.diff(starts)
+                order = order[np.repeat(self._far, sizes)]
+                starts = np.concatenate([[0], np.cumsum(sizes * self._far)])
+            ids.awaited = Awaited(chosen(parts, self._far), order, starts)
+
+
+def chosen(parts: Sequence[np.ndarray], which: Sequence[bool]) -> list[np.ndarray]:
+    """Those parts, and nothing of the others."""
+    return [part if wanted else part[:0] for part, wanted in zip(parts, which, strict=True)]

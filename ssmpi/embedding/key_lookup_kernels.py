@@ -19,8 +19,9 @@ from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN, SHARED_ID, find, owner_
 AWAITED = -2  # in place of the id of a key whose PS is asked together with its row
 
 # Places in the room of a batch: distinct values, their ids, how many of them each feature has; which one is at each
-# position; the table that finds them; which keys are unknown
-KNOWN, FOUND, COUNTS, PLACES, SLOTS, UNKNOWN = range(0, 12, 2)
+# position; the table that finds them; places of unknown keys, then those in the order in which they are asked for, what
+# is asked for, and where that of each PS begins
+KNOWN, FOUND, COUNTS, PLACES, SLOTS, UNKNOWN, ORDER, ASKED, STARTS = range(0, 18, 2)
 
 
 @njit(cache=True, nogil=True)
@@ -49,9 +50,12 @@ def distinct(values: np.ndarray, slots: np.ndarray, known: np.ndarray, places: n
 
 @njit(cache=True, nogil=True)
 def ids_of(maps: np.ndarray, servers: int, keys: np.ndarray, ids: np.ndarray, dates: bool) -> None:
-    """Write the ids of distinct ``keys`` int64 (n,) of one feature to ``ids`` int32 (n,): NOT_FOUND for those in no map
-    that is mapped. ``dates`` marks rows as seen.
+    """Write the ids of distinct ``keys`` int64 (n,) of one feature to ``ids`` int32 (n,): NOT_FOUND for those that are
+    not in their map, AWAITED where that is not mapped. ``dates`` marks rows as seen.
     """
+    if not maps[1::4].any():
+        ids[: keys.size] = AWAITED * (keys != 0)
+        return
     for key in keys:
         place = 4 * owner_of(key, servers)
         if maps[place + 1]:
@@ -59,17 +63,18 @@ def ids_of(maps: np.ndarray, servers: int, keys: np.ndarray, ids: np.ndarray, da
             slot = mix(uint64(key)) & uint64(slots.size // 2 - 1)
             ask(uint64(slots.ctypes.data) + uint64(16) * slot)  # type: ignore[call-arg]  # numba gives the first
     for d in range(keys.size):
-        owner, row = owner_of(keys[d], servers), np.int64(NOT_FOUND)
-        if maps[4 * owner + 1] and keys[d] != 0:
-            row = find(array_at(maps, 4 * owner, np.int64), keys[d])
-        ids[d] = NOT_FOUND
-        if row != NOT_FOUND:
-            ids[d] = row * servers + owner
-            ask_to_write(uint64(maps[4 * owner + 2] + 8 * row))  # type: ignore[call-arg]
-    for d in range(keys.size):
+        owner = owner_of(keys[d], servers)
+        ids[d] = AWAITED
         if keys[d] == 0:
             ids[d] = 0
-        elif dates and ids[d] != NOT_FOUND:
+        elif maps[4 * owner + 1]:
+            row = find(array_at(maps, 4 * owner, np.int64), keys[d])
+            ids[d] = NOT_FOUND
+            if row != NOT_FOUND:
+                ids[d] = row * servers + owner
+                ask_to_write(uint64(maps[4 * owner + 2] + 8 * row))  # type: ignore[call-arg]
+    for d in range(keys.size):
+        if dates and ids[d] > 0:
             seen = array_at(maps, 4 * (ids[d] % servers) + 2, np.int64)
             if seen[ids[d] // servers] != SEEN:  # other trainers may have the line
                 seen[ids[d] // servers] = SEEN
@@ -88,15 +93,17 @@ def as_they_are(maps: np.ndarray, now: np.ndarray) -> None:
 @njit(cache=True, nogil=True)
 def translate(
     maps: np.ndarray, room: np.ndarray, servers: int, sources: np.ndarray, batch: tuple[np.ndarray, np.ndarray],
-    dates: bool,
+    again: int,
 ) -> int:  # fmt: skip
     """Find the distinct values of each feature of a ``batch``, ids int32 (batch, plain features) and keys int64 (batch,
-    keyed features), and the ids of the keys: SHARED_ID for those that are not found. Returns how many were not; the
-    room's UNKNOWN has their places, feature * batch + number.
+    keyed features), and the ids of the keys: SHARED_ID for those that are not found, AWAITED for those that are not
+    mapped. Returns how many these are; the room's ORDER has their places, feature * batch + number, and ASKED what to
+    ask for.
 
     ``sources`` int64 (features,): column of the keys, or -1 minus that of the ids. ``maps`` are the words of
     ``KernelArgs``: head with maps and dates of each keyed feature on each PS, empty where they are not mapped; ``room``
-    those of arrays for a batch of this size. ``dates`` marks rows as seen.
+    those of arrays for a batch of this size. So many of its first rows are looked up ``again``, and keys are not
+    counted in these; if they are all, rows are not dated either.
     """
     (values, keys), now = batch, np.empty(4 * servers, np.int64)
     slots, unknown, missed = array_at(room, SLOTS, np.int32), array_at(room, UNKNOWN, np.int64), 0
@@ -113,43 +120,46 @@ def translate(
         else:
             count = distinct(keys[:, source], slots, known, places)
             as_they_are(maps[4 * servers * source : 4 * servers * (source + 1)], now)
-            ids_of(now, servers, known[:count], found, dates)
+            ids_of(now, servers, known[:count], found, again < rows)
             for d in range(count):
-                if found[d] == NOT_FOUND:
-                    found[d] = SHARED_ID
+                if found[d] < 0:
+                    found[d] = SHARED_ID if found[d] == NOT_FOUND else AWAITED
                     unknown[missed] = line.start + d
                     missed += 1
         counts[feature] = count
+    if missed:
+        _group(room, (again, rows), servers, sources, unknown[:missed])
     return missed
 
 
 @njit(cache=True, nogil=True)
-def group(
-    room: np.ndarray, counted: tuple[int, int], servers: int, sources: np.ndarray, asked: np.ndarray, order: np.ndarray
-) -> np.ndarray:
-    """What to ask for, of the unknown keys of a batch, by PS and feature in order of first appearance: ``asked`` int64
-    (unknown, 3) gets key, number of the keyed feature, and how often it is in the rows that are ``counted``, from one
-    on to the batch's end; ``order`` int64 (unknown,) the places. Returns where each PS's begin, int64 (servers + 1,).
+def _group(room: np.ndarray, counted: tuple[int, int], servers: int, sources: np.ndarray, unknown: np.ndarray) -> None:
+    """What to ask for, of the ``unknown`` keys of a batch, by PS and feature in order of first appearance: ASKED, int64
+    (unknown, 3), gets key, number of the keyed feature, and how often it is in the rows that are ``counted``, from one
+    on to the batch's end; ORDER the places.
     """
     again, batch = counted
     known, places = array_at(room, KNOWN, np.int64), array_at(room, PLACES, np.int32)
-    unknown, starts = array_at(room, UNKNOWN, np.int64)[: order.size], np.zeros(servers + 1, np.int64)
-    times = np.zeros(batch * sources.size, np.int64)
+    order, starts = array_at(room, ORDER, np.int64), array_at(room, STARTS, np.int64)
+    asked = array_at(room, ASKED, np.int64).reshape(order.size, 3)
+    times, owners = np.zeros(batch * sources.size, np.int32), np.empty(unknown.size, np.int32)
+    starts[:] = 0
     for feature in range(sources.size):
         for b in range(feature * batch + again, (feature + 1) * batch):
             times[feature * batch + places[b]] += 1
-    for place in unknown:
-        starts[owner_of(known[place], servers) + 1] += 1
+    for u in range(unknown.size):
+        owners[u] = owner_of(known[unknown[u]], servers)
+        starts[owners[u] + 1] += 1
     for p in range(servers):
         starts[p + 1] += starts[p]
-    fill = starts[:-1].copy()
-    for place in unknown:
-        owner = owner_of(known[place], servers)
-        at = fill[owner]
-        asked[at, 0], asked[at, 1], asked[at, 2] = known[place], sources[place // batch], times[place]
-        order[at] = place
-        fill[owner] += 1
-    return starts
+    fill, u = starts[:-1].copy(), 0
+    for feature in range(sources.size):
+        while u < unknown.size and unknown[u] < (feature + 1) * batch:
+            at, place = fill[owners[u]], unknown[u]
+            asked[at, 0], asked[at, 1], asked[at, 2] = known[place], sources[feature], times[place]
+            order[at] = place
+            fill[owners[u]] += 1
+            u += 1
 
 
 @njit(cache=True, nogil=True)
@@ -163,15 +173,15 @@ def fill_in(room: np.ndarray, order: np.ndarray, answers: np.ndarray) -> None:
 @njit(cache=True, nogil=True)
 def route_distinct(
     room: np.ndarray, tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    awaited: tuple[np.ndarray, np.ndarray], out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    awaited: tuple[np.ndarray, np.ndarray, np.ndarray], out: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> int:  # fmt: skip
     """As ``kernels.route``, of distinct ids, feature by feature: distinct ids of a feature are distinct rows, but for
     the row that keys share. ``tables`` are limits, strides, owners, bases, and ``out`` rows, inverse and starts.
 
-    ``awaited`` are the places of keys whose ids are AWAITED, int64 (n,), ordered by PS. Each stands for a row of its
-    PS, behind the known ones, and the rows that their features share are looked up too; then ``substitutes``, int32 (>=
-    unique rows,), gets the number of each row itself, of an awaited one that of the shared row, which serves if the key
-    has none, and NOT_FOUND of a shared row that nobody needs so far.
+    ``awaited`` are the places of keys whose ids are AWAITED, int64 (n,), ordered by PS, and where each PS's begin,
+    int64 (servers + 1,). Each stands for a row of its PS, behind the known ones, and the rows that their features share
+    are looked up too. Then ``substitutes``, int32 (>= unique rows,), gets the number of each row itself, of an awaited
+    one that of the shared row, which serves if the key has none; NOT_FOUND of a shared row that nobody needs so far.
     """
     (limits, strides, owners, bases), (rows, inverse, starts) = tables, out
     found, counts = array_at(room, FOUND, np.int32), array_at(room, COUNTS, np.int64)
@@ -200,7 +210,7 @@ def route_distinct(
             unique += 1
     known = unique
     if awaited[0].size:
-        unique = _enter_awaited(room, tables, awaited[0], (order, number, shared, starts), known)
+        unique = _enter_awaited(tables, awaited, (order, number, shared, starts), known)
     moved = numbered(order[:unique], rows, starts)
     if awaited[0].size:
         _name_substitutes(awaited, batch, (moved, number, shared), known)
@@ -214,36 +224,38 @@ def route_distinct(
 
 @njit(cache=True, nogil=True)
 def _enter_awaited(
-    room: np.ndarray, tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], awaited: np.ndarray,
+    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], awaited: tuple[np.ndarray, np.ndarray, np.ndarray],
     entered: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], unique: int,
 ) -> int:  # fmt: skip
     """Enter the shared rows that ``awaited`` keys may need, then those keys, for ``route_distinct``, which has
     ``entered`` so many ``unique`` rows; how many there are then.
     """
     (_, strides, owners, bases), (order, number, shared, starts) = tables, entered
-    keys, batch = array_at(room, KNOWN, np.int64), number.size // shared.size
-    for place in awaited:
+    (places, begin, _), batch = awaited, number.size // shared.size
+    for place in places:
         f = place // batch
         if shared[f] < 0:
             part, shared[f] = SHARED_ID % strides[f], unique
             order[unique] = (np.int64(owners[f, part]) << 32) | (bases[f, part] + SHARED_ID // strides[f])
             starts[owners[f, part] + 1] += 1
             unique += 1
-    for place in awaited:
-        owner = owner_of(keys[place], starts.size - 1)
-        order[unique] = owner << 32
-        number[place] = unique
-        starts[owner + 1] += 1
-        unique += 1
+    for p in range(starts.size - 1):
+        starts[p + 1] += begin[p + 1] - begin[p]
+        for place in places[begin[p] : begin[p + 1]]:
+            order[unique], number[place] = np.int64(p) << 32, unique
+            unique += 1
     return unique
 
 
 @njit(cache=True, nogil=True)
 def _name_substitutes(
-    awaited: tuple[np.ndarray, np.ndarray], batch: int, numbers: tuple[np.ndarray, np.ndarray, np.ndarray], known: int
+    awaited: tuple[np.ndarray, np.ndarray, np.ndarray],
+    batch: int,
+    numbers: tuple[np.ndarray, np.ndarray, np.ndarray],
+    known: int,
 ) -> None:
     """The substitutes of ``route_distinct``, from its numbers and how many rows are needed in any case."""
-    (places, substitutes), (moved, number, shared) = awaited, numbers
+    (places, _, substitutes), (moved, number, shared) = awaited, numbers
     for e in range(moved.size):
         substitutes[e] = e
     for f in range(shared.size):

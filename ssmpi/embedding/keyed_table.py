@@ -7,10 +7,14 @@ at any moment leaves whole rows. Memory comes in steps (``keyed_memory``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ssmpi.compiled.kernel_args import KernelArgs
+from ssmpi.core.errors import DataError
+from ssmpi.embedding import admission_kernels
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding.dynamic_options import KeyOptions
 from ssmpi.embedding.keyed_memory import Allocator
@@ -58,7 +62,11 @@ class KeyedTable:
         self._layout, self._allocator = options.layout(len(values[0])), allocator
         self.maps, self.keys, self.seen, self._sightings = self._layout.split(memory)
         self.head = self.maps[: kernels.HEAD]
-        self._options, self._values, self._begin = options, values, begin
+        self._options, self._begin = options, begin
+        numbers = np.array([options.admit_after, begin.seed, begin.table, begin.vector])
+        fractions = np.array([options.admit_probability, begin.bound, begin.state])
+        arrays = self.maps, self.keys, self.seen, self._sightings, *values, numbers, fractions
+        self.args = KernelArgs((), arrays)  # of ``admission_kernels``
         self.no_memory = ""  # why there is none for another step, since the last pause
         self._released = 0
         if kept:
@@ -72,15 +80,12 @@ class KeyedTable:
         """The rows int64 (n,) of keys int64 (n,) that are looked up ``times`` int64 (n,) now, which may be given one;
         NOT_FOUND where the shared row serves. Keys with 0 times are only looked up.
         """
-        new = int(np.count_nonzero(times))
+        return resolve([self], self.args.words, np.column_stack([asked, np.zeros_like(asked), times]))
+
+    def make_room(self, new: int) -> None:
+        """Make room for so many ``new`` keys and to count them, as far as limit and memory allow."""
         self._make_room(new)
         self._make_room_to_count(new)
-        out, options = np.empty(len(asked), np.int64), self._options
-        keys = self.keys[: self.head[kernels.ROOM]]
-        tables = self.head, kernels.slots_of(self.maps), keys, self.seen, self._candidates
-        rule = options.admit_after, options.admit_probability
-        kernels.resolve(tables, self._values, asked, times, rule, tuple(self._begin), out)
-        return out
 
     def _make_room(self, new: int) -> None:
         """Make room for so many ``new`` keys, as far as limit and memory allow."""
@@ -191,7 +196,7 @@ class KeyedTable:
         if self._options.counts:
             self._make_room_to_count(len(candidates))
             for key, times in candidates.tolist():
-                kernels.count(self._candidates, self.head, key, times)
+                admission_kernels.count(self._candidates, self.head, key, times)
 
     @property
     def initial_state(self) -> float:
@@ -206,3 +211,19 @@ class KeyedTable:
             head[kernels.USED], len(self.keys) - kernels.RESERVED, head[kernels.ADMITTED], head[kernels.EXPIRED],
             head[kernels.EVICTED], head[kernels.REFUSED], head[kernels.ROOM] - kernels.RESERVED,
         )  # fmt: skip
+
+
+def resolve(tables: Sequence[KeyedTable], words: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """The rows int64 (n,) of what is ``asked`` of some ``tables``, int64 (n, 3): key, number of the table, and how
+    often it is looked up now; NOT_FOUND where the shared row serves. DataError unless they are in the order of tables.
+    ``words`` are those of all ``args``.
+    """
+    rows, short = np.empty(len(asked), np.int64), np.empty(len(tables), np.int64)
+    missed = admission_kernels.look_up(words, asked, rows, short)
+    if missed < 0:
+        raise DataError(f"asked for keys of features other than the {len(tables)} keyed ones, in their order")
+    if missed:
+        for table in np.flatnonzero(short).tolist():
+            tables[table].make_room(int(short[table]))
+        admission_kernels.admit(words, asked, rows)
+    return rows

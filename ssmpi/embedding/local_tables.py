@@ -32,16 +32,16 @@ class LocalTables:
     @property
     def maps(self) -> list[list[np.ndarray]]:
         """All maps."""
-        return [self.arena.maps]
+        return [self.arena.keyed.maps]
 
     def find(self, asked: Sequence[np.ndarray], thread: int) -> list[np.ndarray]:
         """One thread at a time, as a map has one writer."""
         with self._writing:
-            return [self.arena.find(*asked)]
+            return [self.arena.keyed.find(*asked)]
 
     def sweep(self, samples: int) -> list[np.ndarray]:
         """As ``RemoteTables``."""
-        return [self.arena.sweep(samples)]
+        return [self.arena.keyed.sweep(samples)]
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """The lookup fetched the rows when it found them, so a prefetched row is as old as with a PS."""

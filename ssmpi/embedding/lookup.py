@@ -99,7 +99,7 @@ class Lookup:
         rows = slice(int(self.starts[server]), int(self.starts[server + 1]))
         return Request(wire.PULL, self.rows[rows], self.unique[rows])
 
-    def second_replies(self) -> list[int]:
+    def short_replies(self) -> list[int]:
         """None."""
         return []
 

@@ -7,6 +7,7 @@ evicted the caches.
 from __future__ import annotations
 
 import numpy as np
+from numba import uint64
 
 from ssmpi.compiled.jit import njit
 from ssmpi.compiled.kernel_args import array_at
@@ -39,7 +40,7 @@ def pull(args: np.ndarray, ids: np.ndarray, whole: bool) -> int:
 
 @njit(cache=True, nogil=True)
 def pull_distinct(
-    args: np.ndarray, room: np.ndarray, batch: int, awaited: tuple[np.ndarray, np.ndarray], whole: bool
+    args: np.ndarray, room: np.ndarray, batch: int, awaited: tuple[np.ndarray, np.ndarray, np.ndarray], whole: bool
 ) -> int:
     """As ``pull``, of the distinct ids of a ``batch`` of so many rows (the room of ``key_lookup_kernels``), some of
     which are ``awaited``, see ``route_distinct``.
@@ -115,38 +116,47 @@ def by_row(args: np.ndarray, place: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def settle(args: np.ndarray, count: int, substitutes: np.ndarray) -> int:
+def settle(args: np.ndarray, count: int, substitutes: np.ndarray, arrived: np.ndarray, sent: np.ndarray) -> int:
     """When all rows have arrived, those of awaited keys too (see ``route_distinct``): fill VALUES for ``count`` ids and
     leave out the rows that nobody needs. Returns how many there are.
 
-    ROWS has the rows of awaited keys now, NOT_FOUND where the substitute serves, of which UNIQUE has no value: those
-    behind it, of the same PS, have moved up.
+    ``sent``, int64 (2, servers), is how many keys each PS was asked for, and where its reply begins in the words that
+    ``arrived``, float32: how many values, the rows of keys, and values. A key without a row has no value: its
+    substitute serves.
     """
     starts, rows = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32)
-    arrived, kept = np.empty(starts[-1], np.int32), np.int64(0)
+    unique, values = by_row(args, UNIQUE), array_at(args, VALUES, np.float32)
+    asked, replies = sent[0], sent[1]
+    width, kept, places = unique.shape[1], np.int64(0), np.empty(starts[-1], np.int64)
+    numbers, begin = np.empty(starts[-1], np.int32), starts[0]
     for p in range(starts.size - 1):
-        place = starts[p]
+        edge, place = starts[p + 1] - asked[p], replies[p] + 1 + asked[p]
+        rows[edge : starts[p + 1]] = arrived[replies[p] + 1 : place].view(np.int32)
         for e in range(starts[p], starts[p + 1]):
-            awaited = substitutes[e] != e and substitutes[e] != NOT_FOUND
-            if awaited and rows[e] == NOT_FOUND:
+            if e >= edge and rows[e] == NOT_FOUND:
                 substitutes[substitutes[e]] = substitutes[e]
                 continue
-            arrived[e] = place
-            place += 1
-            if awaited:
+            places[e] = place if asked[p] else -1 - e
+            place += width
+            if e >= edge:
                 substitutes[e] = e
-    numbers, begin = np.empty(starts[-1], np.int32), starts[0]
     for p in range(starts.size - 1):
         for e in range(begin, starts[p + 1]):
             if substitutes[e] == e:
                 rows[kept], numbers[e] = rows[e], kept
                 kept += 1
         begin, starts[p + 1] = starts[p + 1], kept
-    unique, inverse = by_row(args, UNIQUE), array_at(args, INVERSE, np.int32)
-    values, width = array_at(args, VALUES, np.float32), unique.shape[1]
+    for e in range(numbers.size):
+        if substitutes[e] >= 0:
+            places[e], numbers[e] = places[substitutes[e]], numbers[substitutes[e]]
+    inverse = array_at(args, INVERSE, np.int32)
     for i in range(count):
-        e = substitutes[inverse[i]]
-        for j in range(width):
-            values[i * width + j] = unique[arrived[e], j]
-        inverse[i] = numbers[e]
+        e = inverse[i]
+        inverse[i], place, by_id = numbers[e], places[e], uint64(i * width)
+        if place < 0:
+            for j in range(width):
+                values[by_id + uint64(j)] = unique[-1 - place, j]
+        else:
+            for j in range(width):
+                values[by_id + uint64(j)] = arrived[uint64(place) + uint64(j)]
     return kept  # type: ignore[return-value]  # as numba has it

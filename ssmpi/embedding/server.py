@@ -12,7 +12,6 @@ import numpy as np
 from ssmpi.comm.push_counts import COUNT, AppliedPushes
 from ssmpi.comm.service import THREADS, Service
 from ssmpi.embedding import bag_kernels, kernels, wire
-from ssmpi.embedding.key_kernels import NOT_FOUND
 from ssmpi.embedding.table import Arena, Saver
 from ssmpi.files.run_files import checkpoint_number
 
@@ -134,16 +133,20 @@ class EmbeddingServer:
         self._reply_text(source, thread, b"\n".join([self._address, self._counts or b"", self.keys]))
 
     def _find(self, source: int, thread: int, payload: np.ndarray) -> None:
-        self._reply(source, thread, self.arena.find(payload.view(np.int64).reshape(-1, 3)))
+        self._reply(source, thread, self.arena.keyed.find(payload.view(np.int64).reshape(-1, 3)))
 
     def _pull_keys(self, source: int, thread: int, payload: np.ndarray) -> None:
         rows, asked = wire.read_pull_keys(payload)
-        found = self.arena.rows_of(asked)
-        self._reply(source, thread, found)
-        self._pull(source, thread, np.concatenate([rows, found[found != NOT_FOUND]]))
+        self.arena.check(rows)
+        edge, width = 1 + len(asked), self.arena.options.layout.width
+        buffer = self._service.buffer(4 * (edge + (len(rows) + len(asked)) * width))
+        words, values = buffer[: 4 * edge].view(np.int32), buffer[4 * edge :].view(np.float32).reshape(-1, width)
+        self.arena.keyed.rows_of(asked, words[1:])
+        words[0] = count = kernels.gather_some(self.arena.weights, rows, words[1:], values)
+        self._service.reply(source, thread, buffer[: 4 * (edge + count * width)])
 
     def _sweep(self, source: int, thread: int, payload: np.ndarray) -> None:
-        self._reply(source, thread, self.arena.sweep(int(payload.view(np.int64)[0])))
+        self._reply(source, thread, self.arena.keyed.sweep(int(payload.view(np.int64)[0])))
 
     def _reply(self, source: int, thread: int, values: np.ndarray) -> None:
         buffer = self._service.buffer(values.nbytes)

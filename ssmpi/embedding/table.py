@@ -21,7 +21,8 @@ from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.keyed_files import Continued, KeyedLoad, Loading
 from ssmpi.embedding.keyed_memory import ArenaAllocator, KeyMemory
-from ssmpi.embedding.keyed_table import Beginning, KeyCounts, KeyedTable
+from ssmpi.embedding.keyed_table import Beginning, KeyedTable
+from ssmpi.embedding.keyed_tables import KeyedTables
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
 
@@ -172,7 +173,8 @@ class Arena(RowArray):
         self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
         if not memory.kept:
             self._fill()
-        self.keyed = self._keyed_tables(layout, memory, keys or PrivateMemory()) if placement.keyed else {}
+        tables = self._keyed_tables(layout, memory, keys or PrivateMemory()) if placement.keyed else {}
+        self.keyed = KeyedTables(tables, placement, server)
 
     def _fill(self) -> None:
         """Set all rows to their initial values; of a keyed table the reserved ones."""
@@ -211,45 +213,6 @@ class Arena(RowArray):
             options, values = self.placement.dynamic[part.table], (self.weights[rows], self.state[rows])
             found[part.table] = KeyedTable(options, beside[place], values, begin, allocator=allocator, kept=keys.kept)
         return found
-
-    @property
-    def maps(self) -> list[np.ndarray]:
-        """Head with maps and dates of each keyed table."""
-        return [array for table in self.keyed.values() for array in (table.maps, table.seen)]
-
-    def find(self, asked: np.ndarray) -> np.ndarray:
-        """The ids int32 (n,) of keys that a trainer asks for, as ``KeyTables.find`` has them; DataError if a feature is
-        not keyed, or they are not in the order of features.
-        """
-        rows = self._resolve(asked)
-        ids = rows * self.placement.servers + self.server
-        return np.where(rows == key_kernels.NOT_FOUND, key_kernels.SHARED_ID, ids).astype(np.int32)
-
-    def rows_of(self, asked: np.ndarray) -> np.ndarray:
-        """The same as rows of this arena, int32 (n,), NOT_FOUND where the shared row serves."""
-        rows, bases = self._resolve(asked), [part.base for part in self.placement.keyed_parts_of(self.server)]
-        found = rows + np.array(bases)[asked[:, 1]]
-        return np.where(rows == key_kernels.NOT_FOUND, key_kernels.NOT_FOUND, found).astype(np.int32)
-
-    def _resolve(self, asked: np.ndarray) -> np.ndarray:
-        """The rows int64 (n,) in the tables of their features."""
-        keys, features, times = np.ascontiguousarray(asked.T)  # as kernels are compiled for
-        found = np.empty(len(asked), np.int64)
-        if len(asked) and (features[0] < 0 or features[-1] >= len(self.keyed) or (features[1:] < features[:-1]).any()):
-            raise DataError(f"asked for keys of features other than the {len(self.keyed)} keyed ones, in their order")
-        ends = np.searchsorted(features, np.arange(len(self.keyed) + 1))
-        for table, start, end in zip(self.keyed.values(), ends, ends[1:], strict=False):
-            if start < end:
-                found[start:end] = table.resolve(keys[start:end], times[start:end])
-        return found
-
-    def sweep(self, samples: int) -> np.ndarray:
-        """Training pauses after so many ``samples``: the counts of each keyed table, int64 (tables, 7), in the order of
-        ``KeyCounts``.
-        """
-        for table in self.keyed.values():
-            table.sweep(samples)
-        return np.array([table.counts for table in self.keyed.values()], np.int64).reshape(-1, len(KeyCounts._fields))
 
     def check(self, rows: np.ndarray) -> None:
         """Raise DataError if a row number is not in this arena."""

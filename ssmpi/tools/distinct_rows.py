@@ -46,7 +46,8 @@ class _OtherHosts:
                 self.requested[server] = payload.nbytes
                 if kind == wire.PULL_KEYS:
                     _, asked = wire.read_pull_keys(payload)
-                    reply[:] = [self._row(server, feature, key) for key, feature, _ in asked.tolist()]
+                    numbers = [self._row(server, feature, key) for key, feature, _ in asked.tolist()]
+                    reply.view(np.int32)[1 : 1 + len(numbers)] = numbers
 
     def _row(self, server: int, feature: int, key: int) -> int:
         rows, part = self._rows[server][feature], self._parts[server][feature]

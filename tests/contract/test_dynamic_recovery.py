@@ -191,7 +191,7 @@ def test_losses_are_those_of_one_process_that_overwrites_the_rows_of_the_same_id
         whole[table].base + id_
         for table, size in enumerate(SIZES)
         for id_ in range(size)
-        if (id_ and (mix(id_) >> 33) % 2 == 1 if table in placement.keyed else owner(placement, table, id_) == 1)
+        if (id_ and (mix(id_) >> 33) * 2 >> 31 == 1 if table in placement.keyed else owner(placement, table, id_) == 1)
     ]
     arenas, calls, copies = [], itertools.count(), []
     make, push = LocalTables.__init__, Lookups.push

@@ -86,7 +86,7 @@ def test_each_key_reads_back_as_in_its_newest_save(tmp_path_factory, steps, piec
                 look_up(arena, *given_[0])
             elif step == "pause":
                 now += given_[0]
-                arena.sweep(now)
+                arena.keyed.sweep(now)
             elif step == "save":
                 rows = np.array(sorted(given_[0] | {BASE, len(arena.weights) - 1}), np.int32)
                 store.save(rows, now, 0.25)

@@ -76,7 +76,7 @@ class Servers:
         return [Arena(options, placement, server, seed=3) for server in range(servers)]
 
     def owner(self, key):
-        return (mix(key % 2**64) >> 33) % len(self.arenas)
+        return (mix(key % 2**64) >> 33) * len(self.arenas) >> 31
 
     def look_up(self, key, value):
         arena = self.arenas[self.owner(key)]
@@ -88,7 +88,7 @@ class Servers:
 
     def pause(self, now):
         for arena in self.arenas:
-            arena.sweep(now)
+            arena.keyed.sweep(now)
 
     def save(self):
         entries = [files.write(self.folder / "dense.h5", [("weight", np.zeros(1, np.float32), {})])]

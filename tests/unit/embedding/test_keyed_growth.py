@@ -245,9 +245,9 @@ def grow(arena, done):
         done[0] += 1
         asked = np.stack([keys, np.zeros_like(keys), np.ones_like(keys)], axis=1)
         for _ in range(2):
-            arena.find(asked)
+            arena.keyed.find(asked)
         if lap % 8 == 7:
-            arena.sweep(100 * lap)
+            arena.keyed.sweep(100 * lap)
 
 
 def counted(done, call, new):
@@ -301,7 +301,7 @@ def check_whole(arena, generator):
     for row in used[generator.integers(0, len(used), 5)] if len(used) else ():
         expected = initial_row(BEGIN.seed, 0, int(table.keys[row]), 4, KEYS)
         np.testing.assert_array_equal(arena.weights[row], np.array(expected, np.float32))
-    arena.sweep(100 * LAPS)  # a pause that was under way comes again
+    arena.keyed.sweep(100 * LAPS)  # a pause that was under way comes again
     used, fresh = table.in_use(), np.arange(KEYS + 1, KEYS + 2_001)
     rows = table.resolve(fresh, np.full(2_000, 2))
     room = KEYS - len(used)

@@ -33,7 +33,7 @@ class SomeMapped:
         self.arenas, self.near = arenas, near
         self.replies = [Replies() for _ in arenas]
         self.servers = [EmbeddingServer(*each) for each in zip(arenas, self.replies, strict=True)]
-        self.arriving, self.trips, self.second = [], [], []
+        self.arriving, self.trips = [], []
 
     @property
     def mapped(self):
@@ -43,11 +43,11 @@ class SomeMapped:
     @property
     def maps(self):
         nothing = np.empty(0, np.int64)
-        return [a.maps if p in self.near else [nothing] * len(a.maps) for p, a in enumerate(self.arenas)]
+        return [a.keyed.maps if p in self.near else [nothing] * len(a.keyed.maps) for p, a in enumerate(self.arenas)]
 
     def find(self, asked, thread):
         assert not any(len(each) for p, each in enumerate(asked) if p not in self.near), "they are asked with rows"
-        return [arena.find(each) for arena, each in zip(self.arenas, asked, strict=True)]
+        return [arena.keyed.find(each) for arena, each in zip(self.arenas, asked, strict=True)]
 
     def ask(self, lookup, thread):
         arriving, kinds = [], {}
@@ -62,15 +62,14 @@ class SomeMapped:
         self.trips.append(kinds)
 
     def collect(self, lookup):
-        second = []
-        for request, replies in self.arriving.pop(0):
-            first, *more = replies
-            request.reply.view(np.uint8).reshape(-1)[:] = first
-            assert len(more) == (request.room is not None)
-            for rest in more:
-                request.room.view(np.uint8).reshape(-1)[: len(rest)] = rest
-                second.append(len(rest))
-        assert lookup.second_replies() == second
+        short = []
+        for request, (reply,) in self.arriving.pop(0):
+            request.reply.view(np.uint8).reshape(-1)[: len(reply)] = reply
+            if request.whole:
+                assert len(reply) == request.reply.nbytes
+            else:
+                short.append(len(reply))
+        assert lookup.short_replies() == short
 
     def push(self, lookup, gradients, factor, thread):
         push_to(self.arenas, lookup, gradients, factor)
@@ -121,7 +120,7 @@ def train(dynamic, servers, near, parts, seed):
             now += len(batch)
         pulled += [lookup.values.copy() for _, lookup in scoring.prefetched([batch_of(generator, 9)])]
         for arena in transport.arenas:
-            arena.sweep(now)
+            arena.keyed.sweep(now)
     held = [values[rows_in_use(arena)] for arena in transport.arenas for values in (arena.weights, arena.state)]
     held += [array for a in transport.arenas for t in a.keyed.values() for array in (t.keys, t.seen, t.candidates())]
     return [*pulled, *held], transport
@@ -180,9 +179,8 @@ def test_keys_move_the_bytes_of_their_formula(servers, after):
 def test_a_server_refuses_features_that_it_does_not_know(features):
     _, transport = tables(DynamicOptions(keys=60), 1, set())
     asked = np.array([(7, feature, 1) for feature in features], np.int64)
-    for find in (transport.arenas[0].find, transport.arenas[0].rows_of):
-        with pytest.raises(DataError, match="asked for keys of features other than the 2 keyed ones, in their order"):
-            find(asked)
+    with pytest.raises(DataError, match="asked for keys of features other than the 2 keyed ones, in their order"):
+        transport.arenas[0].keyed.find(asked)
 
 
 def test_a_server_says_which_keys_have_no_row():
@@ -191,4 +189,6 @@ def test_a_server_says_which_keys_have_no_row():
     asked = np.array([(7, 0, 1), (8, 0, 2), (8, 1, 1), (9, 1, 5)], np.int64)
     item = arena.parts[-1]
     assert item.table == 2
-    assert arena.rows_of(asked).tolist() == [NOT_FOUND, arena.parts[0].base + 2, NOT_FOUND, item.base + 2]
+    rows = np.empty(4, np.int32)
+    arena.keyed.rows_of(asked, rows)
+    assert rows.tolist() == [NOT_FOUND, arena.parts[0].base + 2, NOT_FOUND, item.base + 2]

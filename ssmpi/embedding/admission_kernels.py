@@ -1,0 +1,211 @@
+"""Which keys get rows, compiled and run without the GIL: what an embedding PS does with the keys that it is asked for,
+one call for all its tables. Those without a row are few, once training has gone on for a while.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import uint64
+
+from ssmpi.compiled import atomic
+from ssmpi.compiled.cache_lines import ask, ask_for_bytes, ask_to_write
+from ssmpi.compiled.jit import njit
+from ssmpi.compiled.kernel_args import array_at
+from ssmpi.embedding.kernels import initial_rows, mix
+from ssmpi.embedding.key_kernels import (
+    ADMITTED,
+    COUNTED,
+    CURSOR,
+    END,
+    NOT_FOUND,
+    REFUSED,
+    RESERVED,
+    ROOM,
+    SEEN,
+    SIGHTING_SLOTS,
+    USED,
+    find,
+    insert,
+    slots_of,
+)  # fmt: skip
+
+# Places in the words of a table: head with maps, keys, dates and sightings; weights and state; of its rule sightings
+# with seed, table and floats of the vector, and chance with bound and initial state
+MAPS, KEYS, DATES, SIGHTINGS, WEIGHTS, STATE, NUMBERS, FRACTIONS, WORDS = range(0, 18, 2)
+
+
+@njit(cache=True, nogil=True)
+def count(candidates: np.ndarray, head: np.ndarray, key: int, times: int) -> int:
+    """Add ``times`` sightings of a key without a row; all its sightings. Nothing is counted, and 0 returned, for a new
+    key if half of the slots are taken.
+    """
+    mask = candidates.size // 2 - 1
+    slot = np.int64(mix(uint64(key)) & uint64(mask))
+    while candidates[2 * slot] != 0 and candidates[2 * slot] != key:
+        slot = (slot + 1) & mask
+    if candidates[2 * slot] == 0:
+        if 2 * head[COUNTED] > mask:
+            return 0
+        head[COUNTED] += 1
+        candidates[2 * slot] = key
+    candidates[2 * slot + 1] += times
+    return candidates[2 * slot + 1]
+
+
+@njit(cache=True, nogil=True)
+def forget(candidates: np.ndarray, key: int) -> None:
+    """A key has a row now: its sightings count from 0 if it loses it."""
+    mask = candidates.size // 2 - 1
+    slot = np.int64(mix(uint64(key)) & uint64(mask))
+    while candidates[2 * slot] != 0 and candidates[2 * slot] != key:
+        slot = (slot + 1) & mask
+    if candidates[2 * slot] == key:
+        candidates[2 * slot + 1] = 0
+
+
+@njit(cache=True, nogil=True)
+def lookups_wanted(key: int, rule: tuple[int, float], seed: int, table: int) -> int:
+    """At which of its lookups a key gets a row. With a chance below 1 that is the first success of independent trials,
+    one a lookup: geometric, by inversion of a uniform number that follows from seed, table and key alone, so that
+    neither the number of PSs nor the order in which keys come matters.
+    """
+    after, chance = rule
+    if chance >= 1.0:
+        return after
+    draw = mix(mix(mix(uint64(seed)) ^ uint64(table)) ^ mix(uint64(key))) >> uint64(11)
+    uniform = (np.float64(draw) + 0.5) / 9007199254740992.0  # 2^53: in (0, 1)
+    return 1 + np.int64(math.log(uniform) / math.log1p(-chance))  # type: ignore[return-value]  # as numba has it
+
+
+@njit(cache=True, nogil=True)
+def free_row(head: np.ndarray, keys: np.ndarray) -> int:
+    """The first free row from the cursor on, or NOT_FOUND: ``keys`` are those of rows that there is memory for."""
+    row = max(head[CURSOR], RESERVED)
+    while row < head[END] and keys[row] != 0:
+        row += 1
+    head[CURSOR] = row
+    if row >= keys.size:
+        return NOT_FOUND
+    head[END] = max(head[END], row + 1)  # before the row has a key
+    return row
+
+
+@njit(cache=True, nogil=True)
+def begin_row(
+    weights: np.ndarray, state: np.ndarray, row: int, key: int, start: tuple[int, int, int, float, float]
+) -> None:
+    """Initial values of a key's row: ``start`` is seed, table, floats of the vector, bound, initial state."""
+    seed, table, vector, bound, initial = start
+    initial_rows(weights[row : row + 1, :vector], seed, table, (key, 1), bound)
+    weights[row, vector:] = 0.0
+    state[row : row + 1] = np.float32(initial)
+
+
+@njit(cache=True, nogil=True)
+def look_up(tables: np.ndarray, asked: np.ndarray, rows: np.ndarray, short: np.ndarray) -> int:
+    """Write the rows of what is ``asked``, int64 (n, 3): key, number of the table, and how often it is looked up now,
+    in the order of tables, to ``rows`` int64 (n,): NOT_FOUND without one. Rows that are looked up are dated.
+
+    ``tables`` are the words of each. ``short`` int64 (tables,) gets how many keys may get a row now, of tables that
+    have no room for so many; 0 of others. Returns how many they are of all, or -1 if a table is not there or not in
+    order.
+    """
+    start, missed = 0, 0
+    for table in range(short.size):
+        end = start
+        while end < len(asked) and asked[end, 1] == table:
+            end += 1
+        new = _look_up(tables[WORDS * table :], asked[start:end], rows[start:end])
+        head, short[table] = array_at(tables, WORDS * table + MAPS, np.int64), 0
+        if head[USED] + RESERVED + new > head[ROOM] or 2 * (head[COUNTED] + new) > head[SIGHTING_SLOTS] > 0:
+            short[table] = new
+        start, missed = end, missed + new
+    return missed if start == len(asked) else -1
+
+
+@njit(cache=True, nogil=True)
+def _look_up(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> int:
+    """As ``look_up``, of one table; how many keys may get a row."""
+    slots, seen = slots_of(array_at(table, MAPS, np.int64)), array_at(table, DATES, np.int64)
+    mask, new = uint64(slots.size // 2 - 1), 0
+    row_bytes = 4 * table[WEIGHTS + 1] // table[KEYS + 1]
+    for i in range(rows.size):
+        ask(uint64(slots.ctypes.data) + uint64(16) * (mix(uint64(asked[i, 0])) & mask))  # type: ignore[call-arg]
+    for i in range(rows.size):
+        rows[i] = find(slots, asked[i, 0])
+        if rows[i] != NOT_FOUND:
+            ask_to_write(uint64(seen.ctypes.data + 8 * rows[i]))  # type: ignore[call-arg]
+    for i in range(rows.size):
+        if rows[i] != NOT_FOUND:
+            ask_for_bytes(table[WEIGHTS] + rows[i] * row_bytes, row_bytes)
+        if asked[i, 2] == 0:
+            continue
+        if rows[i] == NOT_FOUND:
+            new += 1
+        elif seen[rows[i]] != SEEN:  # trainers may have the line
+            seen[rows[i]] = SEEN
+    return new
+
+
+@njit(cache=True, nogil=True)
+def admit(tables: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> None:
+    """After ``look_up``, with the same arguments: give rows to keys without one, as the rules of their tables say."""
+    start = 0
+    while start < len(asked):
+        end = start
+        while end < len(asked) and asked[end, 1] == asked[start, 1]:
+            end += 1
+        _admit(tables[WORDS * asked[start, 1] :], asked[start:end], rows[start:end])
+        start = end
+
+
+@njit(cache=True, nogil=True)
+def _admit(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> None:
+    """As ``admit``, of one table. Values and date are written before the key of a row, and that before its slot: a kill
+    in between leaves a free row, or a key that ``refill`` finds.
+    """
+    maps, keys = array_at(table, MAPS, np.int64), array_at(table, KEYS, np.int64)
+    weights, state = array_at(table, WEIGHTS, np.float32), array_at(table, STATE, np.float32)
+    weights = weights.reshape(keys.size, weights.size // keys.size)
+    state = state.reshape(keys.size, state.size // keys.size)
+    numbers, fractions = array_at(table, NUMBERS, np.int64), array_at(table, FRACTIONS, np.float64)
+    rule, start = (numbers[0], fractions[0]), (numbers[1], numbers[2], numbers[3], fractions[1], fractions[2])
+    head, slots, seen, there = maps, slots_of(maps), array_at(table, DATES, np.int64), keys[: maps[ROOM]]
+    counters = head[SIGHTING_SLOTS]
+    candidates = array_at(table, SIGHTINGS, np.int64)[2 * counters : 4 * counters]
+    for i in range(rows.size):
+        key, times = asked[i, 0], asked[i, 2]
+        if rows[i] != NOT_FOUND or times == 0:
+            continue
+        rows[i] = find(slots, key)  # it may be asked for twice
+        if rows[i] != NOT_FOUND:
+            continue
+        wanted = lookups_wanted(key, rule, start[0], start[1])
+        if wanted > 1 and count(candidates, head, key, times) < wanted:
+            continue
+        row = free_row(head, there)
+        if row == NOT_FOUND:
+            head[REFUSED] += 1
+            continue
+        begin_row(weights, state, row, key, start)
+        seen[row] = SEEN
+        atomic.store_word(keys.ctypes.data + 8 * row, key)  # type: ignore[call-arg]  # numba gives the first
+        insert(slots, key, row)
+        head[USED] += 1
+        head[ADMITTED] += 1
+        if wanted > 1:
+            forget(candidates, key)
+        rows[i] = row
+
+
+@njit(cache=True, nogil=True)
+def numbers_of(
+    rows: np.ndarray, asked: np.ndarray, bases: np.ndarray, step: int, missing: int, out: np.ndarray
+) -> None:
+    """Write what a PS answers to ``out`` int32 (n,): base of the table + row * ``step``, of the ``rows`` of what is
+    ``asked``.
+    """
+    for i in range(rows.size):
+        out[i] = missing if rows[i] == NOT_FOUND else bases[asked[i, 1]] + rows[i] * step
