@@ -1,5 +1,6 @@
 """The passes of every preparation, from raw files to the manifest. Both read the raw files, unless nothing has to be
-known of all rows before one can be packed: then the first keeps packed rows for the second.
+known of all rows before one can be packed: then the first keeps packed rows for the second. A format that takes long to
+decode keeps rows as they are read (``RowFormat.keep``), and the second pass gets them from there.
 """
 
 from __future__ import annotations
@@ -45,9 +46,12 @@ def run(open_job: Callable[[], Preparation]) -> Manifest:
     ranks = job.ranks
     _require_training_rows(job, [source.size for source in job.sources])  # nearly always detected before a row is read
     folder = OutputFolder(job.options)
-    ranks.first(lambda: announce(job))
+    keeps = ranks.first(lambda: announce(job))
     if ranks.first(lambda: folder.begin(job)) == WHOLE:
         return _already_whole(job, folder)
+    ranks.first(lambda: shutil.rmtree(job.kept, ignore_errors=True))  # of a job that was killed: nobody reads them
+    if keeps:
+        job.format.keep(job.kept)
     try:
         manifest = _make(job)
         ranks.first(folder.finish)

@@ -190,6 +190,20 @@ class RowFormat(ABC):
         """The range of a feature whose tokens are hashed instead of counted; 0 for others."""
         return 0
 
+    def kept_bytes(self) -> int:
+        """The most bytes of disk for the rows that one pass keeps for the next; 0: every pass reads the raw files."""
+        return 0
+
+    def keep(self, folder: Path) -> None:  # noqa: B027
+        """Keep rows in files of a folder from now on."""
+
+    def forget(self, piece: Piece) -> None:  # noqa: B027
+        """No later pass reads this piece."""
+
+    def hashes(self, feature: int) -> bool:
+        """Whether the tokens of a sparse feature are hashes of all bits of ``token_type``."""
+        return False
+
     @abstractmethod
     def awaits(self, *, fitting: bool) -> list[str]:
         """What has to be known of all rows before any can be packed, for people; empty if nothing. ``fitting`` a
@@ -212,6 +226,11 @@ class Preparation:
     def work(self) -> Path:
         """The folder of temporary files; removed at the end."""
         return self.options.output / WORK_NAME
+
+    @property
+    def kept(self) -> Path:
+        """The folder of the rows that ``RowFormat.keep`` keeps."""
+        return self.work / "rows"
 
     @property
     def fitting(self) -> bool:

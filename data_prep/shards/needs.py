@@ -16,15 +16,20 @@ MOST_FILES = 100_000
 GUESSED_VOCABULARY_BYTES_PER_ROW = 40
 
 
-def announce(job: Preparation) -> None:
-    """Print the plan and the memory and disk it needs; DataError if the disk is too small."""
+def announce(job: Preparation) -> bool:
+    """Print the plan and the memory and disk it needs; DataError if the disk is too small. Returns whether it has room
+    for the rows that a pass may keep.
+    """
     options = job.options
     rows = sum(job.format.estimated_rows(source) for source in job.sources)
     _refuse_crumbs(job, rows)
     kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
     size = gigabytes(sum(source.size for source in job.sources))
     print(f"{len(job.sources)} raw files, {size}, about {rows:,} rows, {kind}, {job.ranks.size} ranks")
-    print(_plan(job))
+    output, temporary = _disk_need(job, rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows * job.counting)
+    kept = job.format.kept_bytes() if job.awaits else 0
+    keeps = 0 < kept <= _room(options.output)[0] - output - temporary
+    print(_plan(job, keeps=keeps))
     if job.counting and options.fit_on == "all" and job.identity["split"] != "none":
         print(
             "vocabulary: from all rows, those of validation and test too, as facebookresearch/dlrm has it; with "
@@ -43,19 +48,22 @@ def announce(job: Preparation) -> None:
             f"{gigabytes(ordering)}, if no token of it came twice; --max-ind-range bounds it"
         )
     if (options.output / MANIFEST_NAME).is_file() and not options.overwrite:
-        return  # whole, or refused: nothing will be written
-    output, temporary = _disk_need(job, rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows * job.counting)
+        return False  # whole, or refused: nothing will be written
     free = _check_space(options.output, output + temporary)
+    temporary += kept * keeps
     print(
         f"disk: about {gigabytes(output)} of output and {gigabytes(temporary)} of temporary files; {free}", flush=True
     )
+    return keeps
 
 
-def _plan(job: Preparation) -> str:
-    """How often the raw files are read, and why."""
+def _plan(job: Preparation, *, keeps: bool) -> str:
+    """How often the raw files are read, and why; ``keeps``: once, for their rows are kept."""
     if not job.awaits:
         return "passes: the files are read once; nothing has to be known of all rows before they can be encoded"
     why = ", ".join(job.awaits)
+    if keeps:
+        return f"passes: the files are read once, and their rows kept on the disk: to encode them needs {why}"
     counts_first = job.fitting and job.options.fit_on == "train" and not job.format.splits_rows
     if counts_first and job.format.known_rows(job) is None:
         return (
@@ -85,7 +93,7 @@ def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabular
     tokens = sum(vocabulary.cardinalities)
     listed = sum(record.listed for record in found.records)
     output, temporary = _disk_need(job, rows, 27 * tokens, packed_bytes, listed)
-    free = _check_space(job.options.output, output + temporary)
+    free = _check_space(job.options.output, output + temporary + _used_bytes(job.kept))
     print(
         f"{rows:,} rows, {tokens:,} ids; disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
         flush=True,
@@ -109,14 +117,19 @@ def _used_bytes(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
 
 
-def _check_space(output: Path, need: int) -> str:
-    """Compare the need with the free space; DataError if it does not fit. Returns a phrase for the report."""
+def _room(output: Path) -> tuple[int, int]:
+    """Bytes for a folder, those already in it included, and those that are free."""
     existing = output
     while not existing.exists():
         existing = existing.absolute().parent
     free = shutil.disk_usage(existing).free
-    missing = need - _used_bytes(output) - free
-    if missing > 0:
+    return _used_bytes(output) + free, free
+
+
+def _check_space(output: Path, need: int) -> str:
+    """Compare the need with the free space; DataError if it does not fit. Returns a phrase for the report."""
+    room, free = _room(output)
+    if (missing := need - room) > 0:
         raise DataError(
             f"{output}: needs {gigabytes(need)} of disk (output and temporary files), {gigabytes(free)} are free; free "
             f"{gigabytes(missing)} or give an --output elsewhere"

@@ -31,10 +31,22 @@ def hash_strings(offsets: np.ndarray, content: np.ndarray, out: np.ndarray) -> N
 
 @njit(cache=True, nogil=True)
 def _mark(
-    offsets: np.ndarray, content: np.ndarray, missing_offsets: np.ndarray, missing: np.ndarray, marked: np.ndarray
+    there: np.ndarray,
+    first_bit: int,
+    offsets: np.ndarray,
+    content: np.ndarray,
+    missing_offsets: np.ndarray,
+    missing: np.ndarray,
+    marked: np.ndarray,
 ) -> None:
-    """Set ``marked`` bool (rows,) for strings that are one of ``missing``, both as ``hash_strings`` has them."""
+    """Set ``marked`` bool (rows,) for strings that are one of ``missing``, both as ``hash_strings`` has them, or whose
+    bit in ``there`` uint8, from ``first_bit`` on, is not set; that is empty where all are there.
+    """
     for row in range(marked.size):
+        bit = first_bit + row
+        if there.size and not (there[bit >> 3] >> (bit & 7)) & 1:
+            marked[row] = True
+            continue
         start, size = offsets[row], offsets[row + 1] - offsets[row]
         for m in range(missing_offsets.size - 1):
             first = missing_offsets[m]
@@ -63,9 +75,8 @@ def _parts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def _marked(column: pa.Array, missing: pa.Array) -> np.ndarray:
     """Where strings are missing, or are one of ``missing``: bool (rows,)."""
     marked = np.zeros(len(column), dtype=np.bool_)
-    if column.null_count:
-        marked |= column.is_null().to_numpy(zero_copy_only=False)
-    _mark(*_parts(column), *_parts(missing), marked)
+    there = np.frombuffer((column.null_count and column.buffers()[0]) or b"", dtype=np.uint8)
+    _mark(there, column.offset, *_parts(column), *_parts(missing), marked)
     return marked
 
 

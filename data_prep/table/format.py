@@ -10,7 +10,16 @@ import numpy as np
 from data_prep.preparation import RawSource, RowFormat, Rows
 from data_prep.ranks import RawDataError
 from data_prep.table.rows import RowBuilder, TableRows
-from data_prep.table.schema import KEYS, Schema, some
+from data_prep.table.schema import KEYS, STRING, Schema, some
+from ssmpi.compiled.jit import njit
+
+
+@njit(cache=True, nogil=True)
+def _put(values: np.ndarray, out: np.ndarray) -> None:
+    """``out`` float32 (rows,) of ``values`` float64, 0 for NaN."""
+    for row in range(values.size):
+        value = values[row]
+        out[row] = np.float32(0) if np.isnan(value) else np.float32(value)
 
 
 class TableFormat(RowFormat):
@@ -33,6 +42,10 @@ class TableFormat(RowFormat):
     def hash_range(self, feature: int) -> int:
         """That of the schema."""
         return self.schema.sparse[self.features.sparse[feature]].hash
+
+    def hashes(self, feature: int) -> bool:
+        """Of strings."""
+        return self.schema.sparse[self.features.sparse[feature]].type == STRING
 
     def awaits(self, *, fitting: bool) -> list[str]:
         """Vocabularies, means and deviations, by column; and lists are not kept until their shards are known."""
@@ -90,5 +103,5 @@ class TableFormat(RowFormat):
             elif column.transform == "standardize":
                 mean, deviation = fitted["scale"][f]
                 values = (values - mean) / deviation
-            out[:, f] = np.nan_to_num(values, nan=0.0)
+            _put(values, out[:, f])
         return out.view(np.uint32).astype(np.int64)

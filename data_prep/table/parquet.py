@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +19,7 @@ from data_prep.table.arrow_lists import are_lists
 from data_prep.table.arrow_strings import ARROW, StringReader, missing_values, null_where_missing
 from data_prep.table.files import require_columns
 from data_prep.table.format import TableFormat
+from data_prep.table.kept_rows import ROW_BYTES, VALUE_BYTES, RowWriter, read_rows
 from data_prep.table.rows import Place, TableRows, without
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from ssmpi.core.errors import DataError
@@ -40,6 +43,15 @@ class Groups:
     stop: int
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A file of rows, and what reading them from the Parquet file has found."""
+
+    path: Path
+    digest: str
+    skipped: dict[str, list[int]]
+
+
 @dataclass
 class ParquetPiece:
     """An ``OpenPiece`` of row groups."""
@@ -55,17 +67,30 @@ class ParquetPiece:
     skipped: dict[str, list[int]] = field(default_factory=dict)
 
     def blocks(self) -> Iterator[tuple[TableRows, int]]:
-        """(Rows, the share of the file's bytes that they take)."""
+        """(Rows, the share of the file's bytes that they take); those that an earlier pass has kept, if it has."""
+        kept = self.of.kept.get(self.piece)
+        if kept:
+            self.digest, self.skipped = kept.digest, kept.skipped
+        for rows in self.of.kept_rows(kept) if kept else self._decoded():
+            yield rows, (self.groups.stop - self.groups.start) * rows.rows // self.groups.rows
+
+    def _decoded(self) -> Iterator[TableRows]:
+        """The rows of the file, which are kept for later passes if the table keeps any."""
         for _ in self.read_through():
             pass
-        groups, row = self.groups, 0
-        place = Place(*self.piece)
-        for batch in self.of.batches(self.source, groups):
-            rows, bad = self.of.build(batch, place)
-            for at in sorted(bad):
-                self._refuse(groups.row + row + at, *bad[at])
-            row += batch.num_rows
-            yield without(rows, bad) if bad else rows, (groups.stop - groups.start) * batch.num_rows // groups.rows
+        row, place, path = 0, Place(*self.piece), self.of.path_of(self.piece)
+        with RowWriter(path) if path else contextlib.nullcontext() as keeper:
+            for batch in self.of.batches(self.source, self.groups):
+                rows, bad = self.of.build(batch, place)
+                for at in sorted(bad):
+                    self._refuse(self.groups.row + row + at, *bad[at])
+                row += batch.num_rows
+                rows = without(rows, bad) if bad else rows
+                if keeper:
+                    keeper.write(rows)
+                yield rows
+        if path:
+            self.of.kept[self.piece] = Kept(path, self.digest, self.skipped)
 
     def read_through(self) -> Iterator[int]:
         """Read the bytes of the row groups for their checksum."""
@@ -89,7 +114,9 @@ class ParquetTable(TableFormat):
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         super().__init__(schema, seed, only_train)
-        self._kinds = schema.kinds()
+        self._kinds, self._only_train = schema.kinds(), only_train
+        self._folder: Path | None = None
+        self.kept: dict[Piece, Kept] = {}
         self._missing, self._strings = missing_values(schema), StringReader(schema)
         self._metadata = [self._open(source) for source in sources]
 
@@ -129,6 +156,29 @@ class ParquetTable(TableFormat):
             for source, pieces in zip(job.sources, cut, strict=True)
             for number, groups in enumerate(pieces)
         ]
+
+    def kept_bytes(self) -> int:
+        """Of values of at most ``VALUE_BYTES``; none of lists, of which nobody knows how long they are in text."""
+        if self.schema.lists:
+            return 0
+        return sum(about.num_rows for about in self._metadata) * (ROW_BYTES + VALUE_BYTES * len(self._kinds))
+
+    def keep(self, folder: Path) -> None:
+        """Decode a piece once, which takes longer than to write its rows and to read them."""
+        self._folder = folder
+
+    def forget(self, piece: Piece) -> None:
+        """Remove its rows."""
+        if kept := self.kept.pop(piece, None):
+            kept.path.unlink(missing_ok=True)
+
+    def path_of(self, piece: Piece) -> Path | None:
+        """Where the rows of a piece are to be kept."""
+        return self._folder and self._folder / f"piece-{piece[0]:04d}-{piece[1]:06d}.rows"
+
+    def kept_rows(self, kept: Kept) -> Iterator[TableRows]:
+        """The rows of a piece that has been read."""
+        return read_rows(kept.path, len(self.features.dense), only_train=self._only_train)
 
     def batches(self, source: RawSource, groups: Groups) -> Iterator[pa.RecordBatch]:
         """The used columns of some row groups."""

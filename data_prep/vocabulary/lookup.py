@@ -6,8 +6,11 @@ import numpy as np
 
 from data_prep.tokens import Tokens
 from data_prep.vocabulary.tables import LOAD, home_slot, slot_of
+from ssmpi.compiled.cache_lines import ask
 from ssmpi.compiled.jit import njit
 from ssmpi.data.schema import MISSING_ID, RARE_ID
+
+AHEAD = 16  # rows between the one being looked up and the one whose slot is prefetched
 
 
 @njit(cache=True, nogil=True)
@@ -49,6 +52,9 @@ def _look_up(
 ) -> None:
     bits = np.int64(np.log2(table.size) + 0.5)
     for row in range(tokens.size):
+        if row + AHEAD < tokens.size:
+            slot = home_slot(np.uint64(tokens[row + AHEAD]), bits)
+            ask(np.uint64(table[slot:].ctypes.data))  # type: ignore[call-arg]  # numba gives the first
         if bit >= 0 and (missing[row] >> bit) & 1:
             ids[row] = reserved[0]
             continue
@@ -63,6 +69,9 @@ def _look_up_wide(
     bits = np.int64(np.log2(table.shape[0]) + 0.5)
     wrap = table.shape[0] - 1
     for row in range(tokens.size):
+        if row + AHEAD < tokens.size:
+            slot = home_slot(tokens[row + AHEAD], bits)
+            ask(np.uint64(table[slot:].ctypes.data))  # type: ignore[call-arg]
         if (missing[row] >> bit) & 1:
             ids[row] = reserved[0]
             continue

@@ -81,9 +81,7 @@ class ScanRun:
     def __init__(self, folder: Path, options: PrepareOptions, of: RowFormat) -> None:
         self._folder, self._budget = folder, options.table_bytes
         self._modulus, self._token_type = options.max_ind_range, of.token_type
-        counts = WideCountTable if of.token_type is np.uint64 else CountTable
-        kind = FirstTable if options.id_order == DLRM else counts
-        self._tables: list[TokenTable] = [kind() for _ in of.features.sparse]
+        self._tables = [_table(f, options, of) for f in range(len(of.features.sparse))]
         self._hashed = [of.hash_range(f) > 0 for f in range(len(self._tables))]
         self._records: list[PieceRecord] = []
         self._parts: list[Spill] = []
@@ -131,6 +129,14 @@ class ScanRun:
         save_array(self._folder / f"{part.name}.tokens.npy", tokens)
         save_array(self._folder / f"{part.name}.values.npy", values)
         self._parts.append(part)
+
+
+def _table(feature: int, options: PrepareOptions, of: RowFormat) -> TokenTable:
+    if options.id_order == DLRM:
+        return FirstTable()
+    if of.token_type is np.uint64:
+        return WideCountTable(hashes=of.hashes(feature) and not options.max_ind_range)
+    return CountTable()
 
 
 def scan(job: Preparation, name: str, title: str, window: Window | None, keep: Keep | None = None) -> ScanResult:

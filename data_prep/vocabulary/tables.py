@@ -12,20 +12,23 @@ import numpy as np
 
 from data_prep.raw.fields import Integer
 from data_prep.tokens import Tokens
+from ssmpi.compiled.cache_lines import ask_to_write
 from ssmpi.compiled.jit import njit
 
 FIRST_BITS = 10
 LOAD = 0.6
-LARGE = 1 << 17  # slots
+LARGE = 1 << 14
 TOGETHER = 64
 HALF = np.uint64(32)
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 @njit(cache=True, nogil=True)
-def home_slot(token: Integer, bits: Integer) -> Integer:
-    """The home slot of a token in a table of 2**bits: multiplicative (Fibonacci) hashing."""
-    return np.int64((np.uint64(token) * MIX) >> np.uint64(64 - bits))
+def home_slot(token: Integer, bits: Integer, factor: np.uint64 = MIX) -> Integer:
+    """The home slot of a token in a table of 2**bits: multiplicative (Fibonacci) hashing, or with factor 1 the upper
+    bits of what is a hash already.
+    """
+    return np.int64((np.uint64(token) * factor) >> np.uint64(64 - bits))
 
 
 @njit(cache=True, nogil=True)
@@ -42,8 +45,8 @@ def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray,
     """Count tokens from row ``state[0]`` on until done or the table is full at ``state[2]`` entries.
 
     A slot of ``table`` uint64 is token << 32 | count, 0 when empty. ``state`` int64: next row, entries, limit. Rows
-    whose ``missing`` has ``bit`` set are skipped. If the table is larger than the cache, the slots of some rows are
-    prefetched (``state[3]`` accumulates them, so that the compiler cannot remove the prefetch).
+    whose ``missing`` has ``bit`` set are skipped. If the table is larger than the first cache, the slots of some rows
+    are prefetched.
     """
     bits = np.int64(np.log2(table.size) + 0.5)
     row, used, limit = state[0], state[1], state[2]
@@ -51,7 +54,7 @@ def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray,
         stop = min(row + TOGETHER, tokens.size)
         if table.size >= LARGE:
             for ahead in tokens[row:stop]:
-                state[3] ^= np.int64(table[home_slot(ahead, bits)])
+                ask_to_write(np.uint64(table[home_slot(ahead, bits) :].ctypes.data))  # type: ignore[call-arg]
         while row < stop and used < limit:
             if not (missing[row] >> bit) & 1:
                 token = np.uint64(tokens[row])
@@ -78,11 +81,28 @@ def _rehash(old: np.ndarray, table: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
+def _entries(table: np.ndarray, entries: int) -> np.ndarray:
+    """The entries of a table of ``_count``, uint64 (entries,). A mask of NumPy takes ten times as long."""
+    found = np.empty(entries + 1, np.uint64)  # the last one takes what is no entry
+    used = 0
+    for entry in table:
+        found[used] = entry
+        used += entry != 0
+    return found[:entries]
+
+
+@njit(cache=True, nogil=True)
 def _count_wide(
-    tokens: np.ndarray, missing: np.ndarray, bit: int, times: np.ndarray, table: np.ndarray, state: np.ndarray
+    tokens: np.ndarray,
+    missing: np.ndarray,
+    bit: int,
+    times: np.ndarray,
+    factor: np.uint64,
+    table: np.ndarray,
+    state: np.ndarray,
 ) -> None:
     """As ``_count`` for tokens uint64; a slot of ``table`` uint64 (slots, 2) is token and count, 0 when empty. Token i
-    is counted ``times[i]`` times, int64, or once each if that is empty.
+    is counted ``times[i]`` times, int64, or once each if that is empty; ``factor``: see ``home_slot``.
     """
     bits = np.int64(np.log2(table.shape[0]) + 0.5)
     wrap = table.shape[0] - 1
@@ -91,12 +111,12 @@ def _count_wide(
         stop = min(row + TOGETHER, tokens.size)
         if table.shape[0] >= LARGE:
             for ahead in tokens[row:stop]:
-                state[3] ^= np.int64(table[home_slot(ahead, bits), 1])
+                ask_to_write(np.uint64(table[home_slot(ahead, bits, factor) :].ctypes.data))  # type: ignore[call-arg]
         while row < stop and used < limit:
             often = times[row] if times.size else 1
             if often and not (missing[row] >> bit) & 1:
                 token = tokens[row]
-                slot = home_slot(token, bits)
+                slot = home_slot(token, bits, factor)
                 while table[slot, 1] != 0 and table[slot, 0] != token:
                     slot = (slot + 1) & wrap
                 if table[slot, 1] == 0:
@@ -108,15 +128,39 @@ def _count_wide(
 
 
 @njit(cache=True, nogil=True)
-def _rehash_wide(old: np.ndarray, table: np.ndarray) -> None:
+def _rehash_wide(old: np.ndarray, factor: np.uint64, table: np.ndarray) -> None:
     bits = np.int64(np.log2(table.shape[0]) + 0.5)
     wrap = table.shape[0] - 1
     for i in range(old.shape[0]):
         if old[i, 1] != 0:
-            slot = home_slot(old[i, 0], bits)
+            slot = home_slot(old[i, 0], bits, factor)
             while table[slot, 1] != 0:
                 slot = (slot + 1) & wrap
             table[slot, 0], table[slot, 1] = old[i, 0], old[i, 1]
+
+
+@njit(cache=True, nogil=True)
+def _ascending(table: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
+    """Copy the entries of a table that ``_count_wide`` has filled with factor 1: they nearly ascend as they lie, but
+    for those that had no room at its end and lie before the first free slot.
+    """
+    bits, slots = np.int64(np.log2(table.shape[0]) + 0.5), table.shape[0]
+    free = 0
+    while table[free, 1] != 0:
+        free += 1
+    used = 0
+    for step in range(slots + free):
+        slot = step & (slots - 1)
+        token, count = table[slot, 0], table[slot, 1]
+        beyond = slot < free and home_slot(token, bits, np.uint64(1)) > slot
+        if count == 0 or beyond != (step >= slots):
+            continue
+        at = used
+        while at > 0 and tokens[at - 1] > token:
+            tokens[at], counts[at] = tokens[at - 1], counts[at - 1]
+            at -= 1
+        tokens[at], counts[at] = token, np.int64(count)
+        used += 1
 
 
 @njit(cache=True, nogil=True)
@@ -190,7 +234,7 @@ class TokenTable(ABC):
 
     def take(self, tokens: Tokens, position: int) -> None:
         """Add tokens; the first row is at ``position``."""
-        state = np.array([0, self.entries, 0, 0], dtype=np.int64)
+        state = np.array([0, self.entries, 0], dtype=np.int64)
         while True:
             state[2] = int(LOAD * (1 << self._bits))
             self._take(tokens, position)(state)
@@ -225,14 +269,20 @@ class CountTable(TokenTable):
         return lambda state: _count(tokens.values, tokens.missing, tokens.bit, self._table, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        entries = np.sort(self._table[self._table != 0])
+        entries = np.sort(_entries(self._table, self.entries))
         return (entries >> HALF).astype(np.uint32), (entries & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 class WideCountTable(TokenTable):
-    """As ``CountTable``, of tokens uint64."""
+    """As ``CountTable``, of tokens uint64. Those that are ``hashes``, evenly spread, lie in their order: growing and
+    draining the table then goes through memory once, and nothing has to be sorted.
+    """
 
     slot_bytes = 16
+
+    def __init__(self, *, hashes: bool = False) -> None:
+        self._factor = np.uint64(1) if hashes else MIX
+        super().__init__()
 
     def _allocate(self) -> None:
         self._table = np.zeros((1 << self._bits, 2), dtype=np.uint64)
@@ -240,13 +290,17 @@ class WideCountTable(TokenTable):
     def _grow(self) -> None:
         old = self._table
         self._allocate()
-        _rehash_wide(old, self._table)
+        _rehash_wide(old, self._factor, self._table)
 
     def _take(self, tokens: Tokens, position: int) -> Callable[[np.ndarray], None]:
-        what = tokens.values, tokens.missing, tokens.bit, tokens.times
+        what = tokens.values, tokens.missing, tokens.bit, tokens.times, self._factor
         return lambda state: _count_wide(*what, self._table, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._factor == 1:
+            tokens, counts = np.empty(self.entries, np.uint64), np.empty(self.entries, np.int64)
+            _ascending(self._table, tokens, counts)
+            return tokens, counts
         entries = self._table[self._table[:, 1] != 0]
         entries = entries[np.argsort(entries[:, 0])]
         return np.ascontiguousarray(entries[:, 0]), entries[:, 1].astype(np.int64)

@@ -32,9 +32,9 @@ KINDS = [(np.uint32, False), (np.uint64, False), (np.uint64, True)]
 
 
 @pytest.mark.parametrize("distinct", SIZES)
-@pytest.mark.parametrize(("kind", "coded"), KINDS)
-def test_every_token_is_counted_block_by_block(kind, coded, distinct):
-    made = WideCountTable() if kind is np.uint64 else CountTable()
+@pytest.mark.parametrize(("kind", "coded", "hashes"), [*((*kind, False) for kind in KINDS), (np.uint64, False, True)])
+def test_every_token_is_counted_block_by_block(kind, coded, hashes, distinct):
+    made = WideCountTable(hashes=hashes) if kind is np.uint64 else CountTable()
     _, tokens, rows = drawn(kind, distinct, 2 * distinct, coded=coded)
     assert tokens.absent == rows.count(None)
     odd = np.arange(len(rows)) % 2 == 1
@@ -46,6 +46,19 @@ def test_every_token_is_counted_block_by_block(kind, coded, distinct):
     assert found.dtype == kind
     assert list(zip(found.tolist(), counts.tolist(), strict=True)) == sorted(expected.items())
     assert made.entries == 0
+
+
+@pytest.mark.parametrize("lowest", [0, 2**64 - 40, 2**63 - 20])
+def test_hashes_with_the_same_upper_bits_ascend(lowest):
+    """Of a whole cluster, also one that has no room at the end of the table and goes on at its beginning."""
+    few = [0, 1, 2**63, 2**64 - 2]
+    values = np.random.default_rng(4).permutation(np.array([*range(lowest, lowest + 40), *few], np.uint64))
+    made = WideCountTable(hashes=True)
+    for _ in range(3):
+        made.take(Tokens(values, np.zeros(len(values), np.uint8)), 0)
+    found, counts = made.drain()
+    expected = Counter(values.tolist() * 3)
+    assert list(zip(found.tolist(), counts.tolist(), strict=True)) == sorted(expected.items())
 
 
 @pytest.mark.parametrize("distinct", SIZES)

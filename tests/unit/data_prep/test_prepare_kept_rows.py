@@ -1,0 +1,171 @@
+"""Rows of Parquet files are decoded once and kept for the next pass: the same shards as of decoding them again."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from full_disk import full_disk
+from test_prepare_lists import COLUMNS as WITH_LISTS
+from test_prepare_lists import write_parquet as write_lists
+from test_prepare_once import prepare_on
+from test_prepare_table import BY_TIME, COLUMNS, FOLDS, ROWS, SMALL, change, content, prepare, write_parquet
+
+from data_prep import passes
+from data_prep.shards import needs
+from data_prep.table.kept_rows import RowWriter, read_rows
+from data_prep.table.parquet import ParquetTable
+from data_prep.table.rows import TableRows
+from data_prep.tokens import Tokens
+from ssmpi.data.schema import read_manifest
+
+BY_ROWS = COLUMNS.replace('time = "day"', "")
+
+
+def block(rows, generator, dictionary, *, whole):
+    """Rows with one column of integers (``whole``) or fractions, one of float64, codes and plain tokens."""
+    dense = generator.random((2, rows))
+    if whole:
+        dense[0] = generator.integers(-5, 2**24, rows)
+    dense[:, generator.random(rows) < 0.3] = np.nan
+    plain = Tokens(generator.integers(0, 2**64, rows, np.uint64), generator.integers(0, 2, rows, np.uint8))
+    coded = Tokens(*dictionary, codes=generator.integers(0, len(dictionary[0]), rows, np.int32))
+    label = generator.integers(0, 2, rows, np.uint8)
+    return TableRows(label, dense, [plain, coded], generator.integers(0, 3, rows, np.uint8), only_train=True)
+
+
+def test_rows_come_back_as_they_were(tmp_path):
+    generator = np.random.default_rng(1)
+    words = [(generator.integers(0, 2**64, n, np.uint64), generator.integers(0, 2, n, np.uint8)) for n in (3, 255, 300)]
+    sizes = [(7, 0), (500, 0), (0, 1), (1, 1), (300, 2), (4, 0)]  # rows, and of which words
+    blocks = [block(rows, generator, words[of], whole=rows % 2 == 1) for rows, of in sizes]
+    with RowWriter(tmp_path / "rows") as out:
+        for rows in blocks:
+            out.write(rows)
+    found = list(read_rows(tmp_path / "rows", 2, only_train=True))
+    assert len(found) == len(blocks)
+    for new, old in zip(found, blocks, strict=True):
+        assert (new.times, new.only_train) == (None, True)
+        for name in ("label", "split", "dense"):
+            assert getattr(new, name).dtype == getattr(old, name).dtype
+            np.testing.assert_array_equal(getattr(new, name), getattr(old, name))
+        for one, other in zip(new.tokens, old.tokens, strict=True):
+            assert (one.codes is None) == (other.codes is None)
+            for name in ("values", "missing", *["codes"] * (one.codes is not None)):
+                assert getattr(one, name).dtype == getattr(other, name).dtype
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert found[1].tokens[1].values is found[0].tokens[1].values, "a dictionary is written once"
+    whole = (tmp_path / "rows").read_bytes()
+    (tmp_path / "rows").write_bytes(whole[:-1])
+    with pytest.raises(OSError, match="ends too early"):
+        list(read_rows(tmp_path / "rows", 2, only_train=True))
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The pieces that were decoded, in order."""
+    found, real = [], ParquetTable.batches
+    monkeypatch.setattr(
+        ParquetTable, "batches", lambda table, source, groups: found.append(groups.first) or real(table, source, groups)
+    )
+    return found
+
+
+@pytest.mark.parametrize("split", ["", BY_TIME, FOLDS], ids=["rows", "time", "column"])
+@pytest.mark.parametrize("more", [[], ["--on-bad-row", "skip"], ["--fit-on", "all"]])
+def test_each_piece_is_decoded_once_for_the_same_bytes(split, more, tmp_path, monkeypatch, decoded, capsys):
+    rows = change(7, "rating", "") if more[:1] == ["--on-bad-row"] else ROWS
+    file, real, kept = write_parquet(tmp_path / "a.parquet", rows), passes.scatter, []
+    schema = (BY_ROWS if not split else COLUMNS) + split
+
+    def spy(job, *others):
+        kept.append(len(list(job.kept.iterdir())))
+        real(job, *others)
+        kept.append(len(list(job.kept.iterdir())))
+
+    monkeypatch.setattr(passes, "scatter", spy)
+    assert prepare(tmp_path, file, schema, *SMALL, *more) == 0
+    assert "the files are read once, and their rows kept" in capsys.readouterr().out
+    once = decoded.copy()
+    assert len(set(once)) == len(once) == kept[0] > 1
+    assert kept[1] == 0, "rows that are encoded take no room"
+    monkeypatch.setattr(passes, "scatter", real)
+    monkeypatch.setattr(ParquetTable, "kept_bytes", lambda table: 0)
+    decoded.clear()
+    assert prepare(tmp_path, file, schema, *SMALL, *more, name="again") == 0
+    assert "kept" not in capsys.readouterr().out
+    assert sorted(decoded) == sorted(once * (3 if more[:1] == ["--on-bad-row"] and not split else 2))
+    assert content(tmp_path / "again") == content(tmp_path / "out")
+    assert read_manifest(tmp_path / "again") == read_manifest(tmp_path / "out")
+
+
+def test_without_room_rows_are_decoded_again(tmp_path, monkeypatch, decoded):
+    file, disk = write_parquet(tmp_path / "a.parquet"), shutil.disk_usage(tmp_path)
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 0
+    once = len(decoded)
+    free = {"bytes": 0}
+    monkeypatch.setattr(needs.shutil, "disk_usage", lambda path: disk._replace(free=free["bytes"]))
+    reads = []
+    for free["bytes"] in range(110_000, 190_000, 20_000):
+        decoded.clear()
+        assert prepare(tmp_path, file, BY_ROWS, *SMALL, name=f"out-{free['bytes']}") == 0
+        reads.append(len(decoded))
+    assert (reads[0], reads[-1]) == (2 * once, once)
+    assert reads == sorted(reads, reverse=True)
+
+
+@pytest.mark.parametrize("step", ["fit_vocabulary", "scatter"])
+def test_rows_of_a_killed_job_are_removed(step, tmp_path, monkeypatch, decoded):
+    file = write_parquet(tmp_path / "a.parquet")
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL, name="alone") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, step, lambda *unused: exit("killed"))
+        with pytest.raises(SystemExit):
+            prepare(tmp_path, file, BY_ROWS, *SMALL)
+    rows, found = tmp_path / "out" / ".prepare" / "rows", []
+    assert list(rows.iterdir())
+    real, again = passes.scan, passes.scatter
+    monkeypatch.setattr(passes, "scan", lambda *arguments: found.append(rows.exists()) or real(*arguments))
+    monkeypatch.setattr(passes, "scatter", lambda *arguments: decoded.clear() or again(*arguments))
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 0
+    assert found == [False]
+    assert len(set(decoded)) == len(decoded) > 1
+    assert content(tmp_path / "out") == content(tmp_path / "alone")
+
+
+def test_a_file_may_be_gone_once_it_is_decoded(tmp_path, monkeypatch):
+    file, real = write_parquet(tmp_path / "a.parquet"), passes.scatter
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL, name="alone") == 0
+    monkeypatch.setattr(passes, "scatter", lambda *arguments: file.rename(tmp_path / "gone") and real(*arguments))
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 0
+    assert content(tmp_path / "out") == content(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_any_number_of_ranks_gives_the_same_bytes(ranks, tmp_path, decoded):
+    file = write_parquet(tmp_path / "a.parquet")
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL, name="alone") == 0
+    decoded.clear()
+    prepare_on(ranks, tmp_path / "alone.toml", file, tmp_path / "out")
+    assert len(set(decoded)) == len(decoded) > 1
+    assert content(tmp_path / "out") == content(tmp_path / "alone")
+
+
+def test_tables_with_lists_are_decoded_again(tmp_path, decoded, capsys):
+    assert prepare(tmp_path, write_lists(tmp_path / "a.parquet"), WITH_LISTS, *SMALL) == 0
+    assert "the files are read twice" in capsys.readouterr().out
+    assert all(decoded.count(piece) == 2 for piece in decoded)
+
+
+def test_a_disk_that_rows_fill_is_said_with_the_file(tmp_path, monkeypatch, capsys):
+    file, real = write_parquet(tmp_path / "a.parquet"), passes.scan
+
+    def limited(*arguments):
+        with full_disk(300):
+            return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "scan", limited)
+        assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 2
+    assert capsys.readouterr().err.startswith(f"error: {Path(tmp_path) / 'out' / '.prepare' / 'rows' / 'piece-0000'}")
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 0
