@@ -247,6 +247,16 @@ def test_whom_a_probability_admits_does_not_depend_on_the_number_of_servers(stre
         assert (row != kernels.NOT_FOUND) == (seen[key] >= lookups_wanted(key, chance))
 
 
+@pytest.mark.parametrize("after", [1, 2])
+def test_one_request_may_name_a_key_twice_and_one_that_does_not_count(after):
+    table, *_ = table_over(DynamicOptions(keys=ROWS - 2, admit_after=after))
+    first, second, third, fourth = table.resolve(np.array([7, 8, 7, 7]), np.array([1, 0, 1, 1])).tolist()
+    assert second == kernels.NOT_FOUND
+    assert third == fourth >= 0
+    assert first == (third if after == 1 else kernels.NOT_FOUND)
+    assert table.keys[table.in_use()].tolist() == [7]
+
+
 def test_a_full_table_shares_frees_the_oldest_and_says_how_many():
     options = DynamicOptions(keys=16)
     table, *_ = table_over(options, rows=18)
