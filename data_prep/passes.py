@@ -23,12 +23,12 @@ from data_prep.shards.list_ids import packed_limits
 from data_prep.shards.needs import announce, check_space_again, gigabytes
 from data_prep.shards.output_folder import WHOLE, OutputFolder
 from data_prep.shards.packer import Keeper, Packer
-from data_prep.shards.packing import widths
+from data_prep.shards.packing import row_bytes, widths
 from data_prep.shards.provenance import data_set_id, make_manifest, summary
 from data_prep.shards.scatter import place, scatter
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.splits import Ranges, split_rows
-from data_prep.vocabulary.encoding import shared
+from data_prep.vocabulary.encoding import drop_tables, shared
 from data_prep.vocabulary.fit import fit_vocabulary, training_rows, unfitted_vocabulary
 from data_prep.vocabulary.scan import FIT, SCAN, ScanResult, every_row, scan
 from data_prep.vocabulary.vocabulary_file import Vocabulary, described, read_vocabulary
@@ -76,14 +76,18 @@ def _make(job: Preparation) -> Manifest:
         packer = _packer(job, vocabulary, found)
     vocabulary = packer.encoder.vocabulary
     say(ranks, described(vocabulary, sum(record.rows for record in found.records)))
-    ranks.first(lambda: check_space_again(job, found, vocabulary, packer.row_bytes))
+    wide = packer.wide
+    ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
 
     layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
     placed = place(found.records, job.format.splits_rows)
+    job.format.last_pass()
     scatter(job, placed, packer, layout)
+    del packer  # shards take the memory and the disk of its tables
+    ranks.first(lambda: drop_tables(job))
     common = {"data_set": data_set, "cardinalities": vocabulary.cardinalities}
-    written = write_shards(job, placed, layout, packer.wide, common)
+    written = write_shards(job, placed, layout, wide, common)
 
     manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
     ranks.first(lambda: str(write_manifest(options.output, manifest)))

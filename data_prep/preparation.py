@@ -197,8 +197,8 @@ class RowFormat(ABC):
     def keep(self, folder: Path) -> None:  # noqa: B027
         """Keep rows in files of a folder from now on."""
 
-    def forget(self, piece: Piece) -> None:  # noqa: B027
-        """No later pass reads this piece."""
+    def last_pass(self) -> None:  # noqa: B027
+        """From now on each piece is read for the last time."""
 
     def hashes(self, feature: int) -> bool:
         """Whether the tokens of a sparse feature are hashes of all bits of ``token_type``."""

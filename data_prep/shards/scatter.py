@@ -162,7 +162,6 @@ def scatter(job: Preparation, placed: list[PlacedPiece], packer: Packer, layout:
                     if opened.piece not in by_key:
                         raise RawDataError(CHANGED.format(opened.source.path))
                     _scatter_piece(opened, by_key[opened.piece], placement)
-                    job.format.forget(opened.piece)
 
     job.ranks.together(body)
 

@@ -1,15 +1,15 @@
-"""Rows of a table in a file, as they were read: for a later pass, where decoding the raw file again takes longer.
+"""Rows of a table in files, as they were read: for a later pass, where decoding the raw file again takes longer.
 
 A block of rows is a line of JSON, with the kind and size of each of its arrays, and their bytes. Only the process that
-wrote the file reads it: so nothing is flushed to disk, and a job that is started again reads the raw file again.
+wrote the files reads them: so nothing is flushed to disk, and a job that is started again reads the raw file again.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator
-from io import BufferedReader
+from collections.abc import Iterator, Sequence
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from data_prep.tokens import Tokens
 from ssmpi.compiled.jit import njit
 from ssmpi.files import atomic_file
 
+FILE_BYTES = 16 << 20  # about: what has been read gives its memory and disk to what is written
 SAME = "same"  # as in the block before, such as the tokens of a dictionary
 ROW_BYTES, VALUE_BYTES = 10, 9  # at most, of a row without its columns, and of a value
 
@@ -27,19 +28,20 @@ Arrays = list[Any]  # np.ndarray, or None where rows have none
 
 
 class RowWriter:
-    """Writes blocks of rows without lists to a new file."""
+    """Writes blocks of rows without lists to new files, ``paths``, whose names begin with that of ``path``."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._last = path, Arrays()
+        self.paths: list[Path] = []
+        self._path, self._last, self._left = path, Arrays(), 0
+        self._out: FileIO | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file.naming(path):
-            self._out = path.open("wb", buffering=0)  # else closing it could find the disk full
 
     def __enter__(self) -> RowWriter:
         return self
 
     def __exit__(self, *unused: object) -> None:
-        self._out.close()
+        if self._out:
+            self._out.close()
 
     def write(self, rows: TableRows) -> None:
         """Append a block."""
@@ -52,23 +54,40 @@ class RowWriter:
             else:
                 header.append((array.dtype.str, len(array)))
                 new.append(array.view(np.uint8).data)
-        with atomic_file.naming(self._path):
+        out = self._file()
+        with atomic_file.naming(self.paths[-1]):
             for left in (memoryview(json.dumps(header).encode() + b"\n"), *new):
+                self._left -= left.nbytes
                 while left.nbytes:
-                    left = left[self._out.write(left) :]
+                    left = left[out.write(left) :]
+
+    def _file(self) -> FileIO:
+        if self._out is None or self._left <= 0:
+            self.__exit__()
+            self.paths.append(self._path.with_name(f"{self._path.name}-{len(self.paths):05d}"))
+            with atomic_file.naming(self.paths[-1]):
+                self._out = FileIO(self.paths[-1], "w")  # without a buffer: closing it could find the disk full
+            self._left = FILE_BYTES
+        return self._out
 
 
-def read_rows(path: Path, columns: int, *, only_train: bool) -> Iterator[TableRows]:
-    """The blocks of a file, of so many dense columns; ``only_train``: see ``TableRows``."""
+def read_rows(paths: Sequence[Path], columns: int, *, only_train: bool, last: bool) -> Iterator[TableRows]:
+    """The blocks of files, of so many dense columns; ``only_train``: see ``TableRows``; ``last``: each file is removed
+    when it has been read.
+    """
     arrays = Arrays()
-    with atomic_file.naming(path), path.open("rb") as file:
-        while header := file.readline():
-            kinds = json.loads(header)
-            before = arrays or [None] * len(kinds)
-            arrays = [
-                old if kind == SAME else kind and _read(file, *kind) for kind, old in zip(kinds, before, strict=True)
-            ]
-            yield _rows(arrays, columns, only_train)
+    for path in paths:
+        with atomic_file.naming(path), path.open("rb") as file:
+            while header := file.readline():
+                kinds = json.loads(header)
+                before = arrays or [None] * len(kinds)
+                arrays = [
+                    old if kind == SAME else kind and _read(file, *kind)
+                    for kind, old in zip(kinds, before, strict=True)
+                ]
+                yield _rows(arrays, columns, only_train)
+        if last:
+            path.unlink()
 
 
 def _read(file: BufferedReader, kind: str, size: int) -> np.ndarray:

@@ -45,9 +45,9 @@ class Groups:
 
 @dataclass(frozen=True)
 class Kept:
-    """A file of rows, and what reading them from the Parquet file has found."""
+    """Files of rows, and what reading them from the Parquet file has found."""
 
-    path: Path
+    paths: list[Path]
     digest: str
     skipped: dict[str, list[int]]
 
@@ -89,8 +89,8 @@ class ParquetPiece:
                 if keeper:
                     keeper.write(rows)
                 yield rows
-        if path:
-            self.of.kept[self.piece] = Kept(path, self.digest, self.skipped)
+        if keeper:
+            self.of.kept[self.piece] = Kept(keeper.paths, self.digest, self.skipped)
 
     def read_through(self) -> Iterator[int]:
         """Read the bytes of the row groups for their checksum."""
@@ -116,6 +116,7 @@ class ParquetTable(TableFormat):
         super().__init__(schema, seed, only_train)
         self._kinds, self._only_train = schema.kinds(), only_train
         self._folder: Path | None = None
+        self._last_pass = False
         self.kept: dict[Piece, Kept] = {}
         self._missing, self._strings = missing_values(schema), StringReader(schema)
         self._metadata = [self._open(source) for source in sources]
@@ -167,25 +168,26 @@ class ParquetTable(TableFormat):
         """Decode a piece once, which takes longer than to write its rows and to read them."""
         self._folder = folder
 
-    def forget(self, piece: Piece) -> None:
-        """Remove its rows."""
-        if kept := self.kept.pop(piece, None):
-            kept.path.unlink(missing_ok=True)
+    def last_pass(self) -> None:
+        """Keep no more rows, and remove those that are kept as they are read."""
+        self._folder, self._last_pass = None, True
 
     def path_of(self, piece: Piece) -> Path | None:
-        """Where the rows of a piece are to be kept."""
-        return self._folder and self._folder / f"piece-{piece[0]:04d}-{piece[1]:06d}.rows"
+        """Where the rows of a piece are to be kept, if they are."""
+        return self._folder and self._folder / f"piece-{piece[0]:04d}-{piece[1]:06d}"
 
     def kept_rows(self, kept: Kept) -> Iterator[TableRows]:
         """The rows of a piece that has been read."""
-        return read_rows(kept.path, len(self.features.dense), only_train=self._only_train)
+        return read_rows(kept.paths, len(self.features.dense), only_train=self._only_train, last=self._last_pass)
 
     def batches(self, source: RawSource, groups: Groups) -> Iterator[pa.RecordBatch]:
         """The used columns of some row groups."""
         if source.path.stat().st_size != source.size:
             raise RawDataError(CHANGED.format(source.path))
         try:
-            with parquet.ParquetFile(source.path, read_dictionary=self._encoded(source, groups)) as file:
+            with parquet.ParquetFile(
+                source.path, read_dictionary=self._encoded(source, groups), pre_buffer=False
+            ) as file:
                 yield from _cut(
                     file.iter_batches(
                         READ_ROWS, list(range(groups.first, groups.last)), columns=list(self._kinds), use_threads=False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -73,7 +75,7 @@ def in_memory(vocabulary: Vocabulary) -> Encoder:
 
 def shared(job: Preparation, vocabulary: Vocabulary) -> Encoder:
     """An encoder with its tables in files of the work folder, written by all ranks together and mapped read-only."""
-    paths = [job.work / "lookup" / f"{f}.npy" for f in range(len(vocabulary.names))]
+    paths = [_folder(job) / f"{f}.npy" for f in range(len(vocabulary.names))]
 
     def body() -> None:
         for f in range(job.ranks.rank, len(paths), job.ranks.size):
@@ -85,3 +87,12 @@ def shared(job: Preparation, vocabulary: Vocabulary) -> Encoder:
     # a plain view: indexing np.memmap is slow, and numba would compile another version for it
     tables = job.ranks.together(lambda: [np.load(path, mmap_mode="r").view(np.ndarray) for path in paths])
     return Encoder(vocabulary, tables)
+
+
+def drop_tables(job: Preparation) -> None:
+    """Delete the files of ``shared``; their memory is free once no rank has its encoder any more."""
+    shutil.rmtree(_folder(job), ignore_errors=True)
+
+
+def _folder(job: Preparation) -> Path:
+    return job.work / "lookup"

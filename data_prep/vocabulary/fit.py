@@ -5,6 +5,7 @@ The ranks merge features in parallel; rank 0 combines them.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -48,7 +49,7 @@ def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocab
             rows = ranges["train"][1] - ranges["train"][0]
         _merge(job, job.work / counts.name, counts)
         job.ranks.first(lambda: _assemble(job, path, rows, counts))
-        job.ranks.first(lambda: _drop_parts(job.work / counts.name))
+        job.ranks.first(lambda: _drop_counts(job, job.work / counts.name))
     vocabulary = job.ranks.together(lambda: read_vocabulary(path))
     if job.options.min_count > 1 and max(vocabulary.cardinalities) == RESERVED_IDS:
         raise RawDataError(f"--min-count {job.options.min_count:,}: no token comes so often; give a smaller one")
@@ -148,7 +149,8 @@ def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> No
     write_vocabulary(path, dict(zip(names, features(), strict=True)), about | fitted)
 
 
-def _drop_parts(folder: Path) -> None:
-    """Delete the counts to free disk space: they are in the vocabulary now."""
-    for path in folder.glob("part-*.npy"):
+def _drop_counts(job: Preparation, parts: Path) -> None:
+    """Delete the counts to free disk space and memory: they are in the vocabulary now."""
+    for path in parts.glob("part-*.npy"):
         path.unlink()
+    shutil.rmtree(job.work / "merged", ignore_errors=True)

@@ -108,3 +108,15 @@ def test_a_program_can_try_again(raw, tmp_path, monkeypatch):
         with pytest.raises(DataError, match="gone") as kept:
             prepare([raw], options, Ranks())
     assert prepare([raw], options, Ranks()).splits, f"the lock is kept by {kept}"
+
+
+def test_what_is_no_longer_needed_is_removed(raw, tmp_path, monkeypatch):
+    work, real, found = tmp_path / "out" / ".prepare", module.write_shards, {}
+
+    def spy(*arguments):
+        found.update({name: (work / name).exists() for name in ("lookup", "merged", "pieces")})
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "write_shards", spy)
+    assert main(["criteo", str(raw), "-o", str(tmp_path / "out")]) == 0
+    assert found == {"lookup": False, "merged": False, "pieces": True}

@@ -13,6 +13,7 @@ from test_prepare_table import BY_TIME, COLUMNS, FOLDS, ROWS, SMALL, change, con
 
 from data_prep import passes
 from data_prep.shards import needs
+from data_prep.table import kept_rows
 from data_prep.table.kept_rows import RowWriter, read_rows
 from data_prep.table.parquet import ParquetTable
 from data_prep.table.rows import TableRows
@@ -34,15 +35,17 @@ def block(rows, generator, dictionary, *, whole):
     return TableRows(label, dense, [plain, coded], generator.integers(0, 3, rows, np.uint8), only_train=True)
 
 
-def test_rows_come_back_as_they_were(tmp_path):
+def test_rows_come_back_as_they_were(tmp_path, monkeypatch):
     generator = np.random.default_rng(1)
     words = [(generator.integers(0, 2**64, n, np.uint64), generator.integers(0, 2, n, np.uint8)) for n in (3, 255, 300)]
     sizes = [(7, 0), (500, 0), (0, 1), (1, 1), (300, 2), (4, 0)]  # rows, and of which words
     blocks = [block(rows, generator, words[of], whole=rows % 2 == 1) for rows, of in sizes]
+    monkeypatch.setattr(kept_rows, "FILE_BYTES", 10_000)
     with RowWriter(tmp_path / "rows") as out:
         for rows in blocks:
             out.write(rows)
-    found = list(read_rows(tmp_path / "rows", 2, only_train=True))
+    assert len(out.paths) > 1
+    found = list(read_rows(out.paths, 2, only_train=True, last=False))
     assert len(found) == len(blocks)
     for new, old in zip(found, blocks, strict=True):
         assert (new.times, new.only_train) == (None, True)
@@ -55,10 +58,20 @@ def test_rows_come_back_as_they_were(tmp_path):
                 assert getattr(one, name).dtype == getattr(other, name).dtype
                 np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert found[1].tokens[1].values is found[0].tokens[1].values, "a dictionary is written once"
-    whole = (tmp_path / "rows").read_bytes()
-    (tmp_path / "rows").write_bytes(whole[:-1])
-    with pytest.raises(OSError, match="ends too early"):
-        list(read_rows(tmp_path / "rows", 2, only_train=True))
+    assert list(tmp_path.iterdir())
+    there = [len(list(tmp_path.iterdir())) for _ in read_rows(out.paths, 2, only_train=True, last=True)]
+    assert there == sorted(there, reverse=True)
+    assert (there[0], len(list(tmp_path.iterdir()))) == (len(out.paths), 0)
+
+
+def test_files_that_are_cut_are_an_error_with_their_name(tmp_path):
+    generator = np.random.default_rng(2)
+    with RowWriter(tmp_path / "rows") as out:
+        out.write(block(9, generator, (np.arange(4, dtype=np.uint64), np.zeros(4, np.uint8)), whole=True))
+    out.paths[0].write_bytes(out.paths[0].read_bytes()[:-1])
+    with pytest.raises(OSError, match="ends too early") as said:
+        list(read_rows(out.paths, 2, only_train=True, last=True))
+    assert said.value.filename == str(out.paths[0])
 
 
 @pytest.fixture
