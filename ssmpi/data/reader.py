@@ -23,7 +23,7 @@ from ssmpi.data.schema import MAKE_AGAIN, Manifest, open_shard, read_manifest
 class DataOptions:
     """The ``[data]`` section.
 
-    ``folder`` is what ``ssmpi-prepare criteo`` made. ``handout`` deals row blocks of at most ``block_rows`` rows:
+    ``folder`` is what ``ssmpi-prepare`` made. ``handout`` deals row blocks of at most ``block_rows`` rows:
     ``dynamic`` to the next free thread, ``static`` in a fixed rotation. ``shuffle`` permutes the order of blocks and
     the rows inside them, differently in every pass.
     """
@@ -37,7 +37,7 @@ class DataOptions:
     train_split: str = "train"
 
     def __post_init__(self) -> None:
-        require(bool(self.folder), "folder must not be empty: name what 'ssmpi-prepare criteo' made")
+        require(bool(self.folder), "folder must not be empty: name what 'ssmpi-prepare' made")
         within("batch_size", self.batch_size, 1, COUNT)
         within("passes", self.passes, 1, COUNT)
         within("block_rows", self.block_rows, 1, COUNT)

@@ -55,7 +55,10 @@ RARE_ID = 1
 MISSING_KEY = 0
 KEY_OF_ZERO = 1  # of a token whose hash is 0
 
-MAKE = "make one of raw files with 'ssmpi-prepare criteo RAW --output FOLDER'"
+MAKE = (
+    "make one of raw files with 'ssmpi-prepare criteo RAW --output FOLDER' (Criteo's text) or 'ssmpi-prepare table"
+    " --schema SCHEMA RAW --output FOLDER' (other CSV, TSV or Parquet)"
+)
 MAKE_AGAIN = "prepare the data again with --overwrite, or put a whole copy here"
 
 
@@ -173,7 +176,7 @@ def read_manifest(folder: Path) -> Manifest:
         if not any((folder / name).exists() for name in (WORK_NAME, VOCABULARY_NAME, *SPLITS)):
             raise DataError(f"{folder}: not a prepared folder: no {MANIFEST_NAME} in it; {MAKE}")
         raise DataError(
-            f"{path}: missing, so this folder is not a whole data set; run the same 'ssmpi-prepare criteo' again to"
+            f"{path}: missing, so this folder is not a whole data set; run the same 'ssmpi-prepare' command again to"
             " finish it"
         )
     try:

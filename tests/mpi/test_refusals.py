@@ -151,8 +151,8 @@ def swap_shard(data):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lose_folder, ("no such data folder", "ssmpi-prepare criteo")),
-        (lose_manifest, ("manifest.json: missing", "run the same 'ssmpi-prepare criteo' again")),
+        (lose_folder, ("no such data folder", "ssmpi-prepare criteo", "ssmpi-prepare table --schema")),
+        (lose_manifest, ("manifest.json: missing", "run the same 'ssmpi-prepare' command again")),
         (lose_labels, ("no labels; train on a labelled set",)),
         (lose_shard, ("shard-00001.h5: shard is in the manifest but not on disk", "put a whole copy here")),
         (swap_shard, ("shard-00000.h5", "not this data set's", "prepare the data again")),

@@ -106,12 +106,14 @@ def test_a_damaged_place_is_one_line_and_the_remedy_is_said_once(folder, capsys)
 def test_what_was_never_prepared_is_not_to_be_finished(tmp_path, capsys, command, place, says):
     (tmp_path / "train.txt").write_text("".join(rows(3)))
     assert main([command, str(tmp_path / place)]) == 2
-    assert f"{tmp_path / place}: {says}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{tmp_path / place}: {says}" in error
+    assert "or 'ssmpi-prepare table --schema SCHEMA RAW --output FOLDER' (other CSV, TSV or Parquet)" in error
 
 
 def test_a_preparation_that_was_not_finished_is(folder, capsys):
     (folder / "manifest.json").unlink()
-    bad(folder, capsys, "manifest.json", "run the same 'ssmpi-prepare criteo' again to finish it")
+    bad(folder, capsys, "manifest.json", "run the same 'ssmpi-prepare' command again to finish it")
 
 
 @pytest.mark.parametrize(
