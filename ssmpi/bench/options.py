@@ -40,6 +40,7 @@ class ThroughputOptions:
     seconds: float = option(0.7, "length of a window, 3 a visit", "S")
     batch: tuple[int, ...] = option((128, 512, 2048), "batch sizes", "SIZES")
     only: str = only("contenders and sections")
+    names: bool = option(False, "print the names that --only chooses from, or lets through, and measure nothing")
     shares: tuple[float, ...] = option(
         (0.0, 1.0), "values of sync.cpu_share for the section shadow, 0 for the shipped one", "SHARES"
     )

@@ -82,8 +82,11 @@ def throughput(arguments: argparse.Namespace) -> int:
     """``ssmpi bench throughput``."""
     from ssmpi.bench.throughput import throughput as bench
 
-    run_file = run_file_of(arguments.overrides)
-    bench.measure(taken(options.ThroughputOptions, arguments), run_file, arguments.overrides)
+    given = taken(options.ThroughputOptions, arguments)
+    if given.names:
+        print("\n".join(bench.names(given)))
+    else:
+        bench.measure(given, run_file_of(arguments.overrides), arguments.overrides)
     return 0
 
 

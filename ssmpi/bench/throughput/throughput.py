@@ -9,6 +9,7 @@ variants in turns, the GIL, memory.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,16 +44,34 @@ def timing_of(options: ThroughputOptions) -> Timing:
     return Timing(0.5, options.seconds, 1) if options.short else Timing(0.8, options.seconds, 3)
 
 
+def selected(options: ThroughputOptions, cores: int) -> tuple[list[Contender], list[str]]:
+    """Contenders, and names of sections, that ``--only`` lets through; SettingsError if there are none."""
+    contenders = grid(options.batch, cores, options.short)
+    sections = [name for name in SECTIONS if not (options.short and name in NOT_SHORT)]
+    some = [contender for contender in contenders if chosen(contender.name, options.only)]
+    some_sections = [name for name in sections if chosen(name, options.only)]
+    if not some and not some_sections:
+        there = [*(contender.name for contender in contenders), *sections]
+        near = difflib.get_close_matches(options.only.lower(), there, n=3, cutoff=0)
+        raise SettingsError(
+            f"--only '{options.only}' lets nothing through; the nearest of {len(there)} names are"
+            f" {', '.join(map(repr, near))}; 'ssmpi bench throughput --names' prints all"
+        )
+    return some, some_sections
+
+
+def names(options: ThroughputOptions) -> list[str]:
+    """Of the contenders and sections that ``measure`` would measure."""
+    contenders, sections = selected(short(options) if options.short else options, reporting.cores())
+    return [*(contender.name for contender in contenders), *sections]
+
+
 def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """Run the whole benchmark; prints the report and returns the JSON file. The text is written beside it."""
     options = short(options) if options.short else options
-    options.folder.mkdir(parents=True, exist_ok=True)
     cores = reporting.cores()
-    contenders = [c for c in grid(options.batch, cores, options.short) if chosen(c.name, options.only)]
-    sections = [name for name in SECTIONS if chosen(name, options.only) and not (options.short and name in NOT_SHORT)]
-    if not contenders and not sections:
-        names = [*(c.name for c in grid(options.batch, cores, options.short)), *SECTIONS]
-        raise SettingsError(f"--only '{options.only}' lets nothing through; there are: {'; '.join(names)}")
+    contenders, sections = selected(options, cores)
+    options.folder.mkdir(parents=True, exist_ok=True)
     base = data.base_run_file(run_file, overrides, options.folder, options.short)
     report: dict[str, Any] = {"header": reporting.describe(), "options": plain(options), "run_file": str(base)}
     jobs = Jobs(base, options.folder / "jobs")

@@ -36,6 +36,7 @@ from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.bench.harness.windows import Ticks, Timing
 from ssmpi.bench.throughput import contenders, groups, lock, render, sections, throughput, turns
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, TUNED, Contender
+from ssmpi.cli import main
 from ssmpi.comm.service import request_tag
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
@@ -894,10 +895,40 @@ def test_the_benchmark_itself_needs_neither_mpi_nor_torch():
 def test_options_that_measure_nothing_are_refused(tmp_path):
     with pytest.raises(SettingsError, match="--rounds must be at least 1"):
         throughput.ThroughputOptions(rounds=0)
-    options = throughput.short(throughput.ThroughputOptions(folder=tmp_path, only="no such thing"))
-    with pytest.raises(SettingsError, match=r"there are: .*ssmpi 1x.*; gil"):
-        throughput.measure(options, None, [])
     assert list(tmp_path.iterdir()) == []  # nothing was made
+
+
+def bench(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "throughput", *arguments])
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("pattern", "close"),
+    [
+        ("shadows", "'shadow'"),
+        ("zzz|group_lock", "'group lock'"),
+        ("ssmpi*1x1 nome", "'ssmpi 1x1 none, 128, fp32'"),
+        ("PyTorch", "'pytorch 2t, 128, fp32'"),
+    ],
+)
+def test_a_pattern_that_selects_nothing_is_answered_with_a_few_names(tmp_path, capsys, pattern, close):
+    assert bench("--only", pattern, "--folder", str(tmp_path / "made")) == 2
+    error = capsys.readouterr().err
+    assert f"--only '{pattern}' lets nothing through; the nearest of " in error
+    assert close in error
+    assert len(error) < 300
+    assert not (tmp_path / "made").exists()
+    assert "; 'ssmpi bench throughput --names' prints all" in error
+    assert bench("--names") == 0
+    assert {close.strip("'"), "gil", "memory"} <= set(capsys.readouterr().out.splitlines())
+
+
+def test_names_are_those_that_would_be_measured(tmp_path, capsys):
+    assert bench("--folder", str(tmp_path / "made"), "--short", "--only", "gemm|gil|half", "--names") == 0
+    assert capsys.readouterr().out.splitlines() == [f"gemm {reporting.cores()}t, 128, fp32", "gil"]
+    assert not (tmp_path / "made").exists()
 
 
 def test_data_that_cannot_be_made_are_said_with_the_reason(tmp_path):
