@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from data_prep.preparation import RawSource
 from data_prep.raw.sources import TextStream
 from data_prep.table.arrow_lists import are_lists
 from data_prep.table.guess_lists import separator_of
+from data_prep.table.schema import some
 from ssmpi.core.errors import DataError
 
 SEPARATORS = "\t,;|"
@@ -23,6 +25,8 @@ LABELS = ("label", "click", "clicked", "is_click", "target", "y")
 TIMES = ("time", "timestamp", "datetime", "date", "ts")
 SAMPLE_ROWS = 1 << 16
 SAMPLE_BYTES = 1 << 21
+MISSING_WORDS = "NA", "na", "NaN", "nan", "None", "none", "-", "?"  # of numbers and dates; in text they may be words
+MISSING = "NULL", "null", "\\N", "N/A", "n/a", "#N/A", "<NA>", *MISSING_WORDS
 FEW = 64  # integers with fewer values are categories
 MANY = 10_000  # with more, those seen once are rare
 TEXTS = pa.string(), pa.large_string()
@@ -93,17 +97,42 @@ def _of_text(source: RawSource) -> Sample:
     if headless:
         names = [f"column{i}" for i in range(1, len(names) + 1)]
         settings.append("columns = [" + ", ".join(map(_quoted, names)) + "]")
-    try:
-        rows = arrow_csv.read_csv(
+
+    def read(missing: Sequence[str], **types: dict[str, pa.DataType]) -> pa.Table:
+        """As the preparation does: true and false are text."""
+        return arrow_csv.read_csv(
             pa.BufferReader(content),
             arrow_csv.ReadOptions(
                 use_threads=False, block_size=len(content) + 1, column_names=names, skip_rows=int(not headless)
             ),
             arrow_csv.ParseOptions(delimiter=separator, invalid_row_handler=lambda row: "skip"),
+            arrow_csv.ConvertOptions(
+                null_values=["", *missing], strings_can_be_null=True, true_values=[], false_values=[], **types
+            ),
         )
+
+    try:
+        missing = _missing(read([], column_types=dict.fromkeys(names, pa.binary())), read(MISSING))
+        rows = read(list(missing))
     except pa.ArrowInvalid as error:
         raise DataError(f"{source.path}: no schema can be guessed: {error}; write one by hand") from error
+    if missing:
+        where = "; ".join(f"{value} in {some(columns, 3)}" for value, columns in missing.items())
+        settings.append(f"missing = [{', '.join(map(_quoted, ['', *missing]))}]  # {where}")
     return Sample(rows, settings)
+
+
+def _missing(texts: pa.Table, typed: pa.Table) -> dict[str, list[str]]:
+    """The columns with each text that means a missing value, from all columns as bytes, and ``typed`` without them."""
+    found: dict[str, list[str]] = {}
+    clear = set(MISSING) - set(MISSING_WORDS)
+    for field, column in zip(typed.schema, texts.columns, strict=True):
+        there = pc.unique(column.filter(pc.is_in(column, pa.array(MISSING, pa.binary())))).to_pylist()
+        for value in (one.decode() for one in there):
+            found.setdefault(value, []).append(field.name)
+            if field.type not in (*TEXTS, pa.binary(), pa.null()):
+                clear.add(value)
+    return {value: found[value] for value in MISSING if value in found and value in clear}
 
 
 def _label(rows: pa.Table) -> str | None:

@@ -1,0 +1,60 @@
+"""``ssmpi-prepare table --guess`` on messy files: what it writes is what the preparation then reads."""
+
+import tomllib
+
+import pytest
+
+from data_prep.cli import main
+from data_prep.table.schema_file import read_schema
+from ssmpi.data.schema import read_manifest
+
+ROWS = 400
+
+
+def guess(tmp_path, columns, *options, rows=ROWS, name="a.csv", prepared=True):
+    """The text of a schema guessed from columns, each a function of the row's number; it prepares the file."""
+    file, path = tmp_path / name, tmp_path / "schema.toml"
+    lines = [columns, *({c: make(i) for c, make in columns.items()}.values() for i in range(rows))]
+    file.write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
+    assert main(["table", "--guess", "--schema", str(path), str(file), *options]) == 0
+    if prepared:
+        assert main(["table", "--schema", str(path), str(file), "--output", str(tmp_path / "out")]) == 0
+        assert sum(split.rows for split in read_manifest(tmp_path / "out").splits.values()) == rows
+    return path.read_text()
+
+
+def sometimes(missing, make):
+    """``missing`` in 5 % of the rows."""
+    return lambda i: missing if i % 20 == 7 else make(i)
+
+
+BASE = {"click": lambda i: i % 2, "user": lambda i: f"u{i % 9}"}
+
+
+@pytest.mark.parametrize("missing", ["NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N", "#N/A", "-"])
+@pytest.mark.parametrize("make", [lambda i: i / 8, lambda i: i, lambda i: f"2026-03-{1 + i % 28:02}"])
+def test_missing_values_of_numbers_are_named(missing, make, tmp_path):
+    text = guess(tmp_path, BASE | {"column": sometimes(missing, make)})
+    assert tomllib.loads(text)["table"]["missing"] == ["", missing]
+    assert f"# {missing} in column\n" in text
+
+
+def test_missing_values_leave_ids_integers(tmp_path):
+    guess(tmp_path, BASE | {"item_id": sometimes("nan", lambda i: i % 90), "a": sometimes("", lambda i: i / 8)})
+    schema = read_schema(tmp_path / "schema.toml")
+    assert schema.categorical["item_id"].type == "integer"
+    assert list(schema.dense) == ["a"]
+
+
+def test_words_of_text_are_not_missing(tmp_path):
+    """NA may be Namibia; NULL is no word."""
+    words = BASE | {"country": sometimes("NA", lambda i: f"C{i % 5}")}
+    assert "missing" not in tomllib.loads(guess(tmp_path, words))["table"]
+    (tmp_path / "other").mkdir()
+    text = guess(tmp_path / "other", words | {"shop": sometimes("NULL", lambda i: f"s{i % 5}")})
+    assert tomllib.loads(text)["table"]["missing"] == ["", "NULL"]
+
+
+def test_true_and_false_are_text(tmp_path):
+    guess(tmp_path, BASE | {"mobile": lambda i: str(i % 3 == 0).lower()})
+    assert read_schema(tmp_path / "schema.toml").categorical["mobile"].type == "string"
