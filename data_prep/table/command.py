@@ -133,7 +133,7 @@ def write_guess(schema: Path, files: Sequence[Path], *, hashed: bool = False) ->
     """
     if schema.exists():
         raise UserError(f"{schema}: exists, and would be lost; give another --schema, or remove it")
-    atomic_file.write(schema, _load("guess").guess(open_sources(files)[0], hashed=hashed))
+    atomic_file.write(schema, _load("guess").guess(open_sources(files), hashed=hashed))
     print(f"{schema}: look at every line, then start again without --guess and with --output")
 
 

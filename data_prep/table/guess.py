@@ -38,14 +38,16 @@ LISTED = {
 
 @dataclass
 class Sample:
-    """The first rows of a file, and the ``[table]`` of its schema."""
+    """The first rows of a file, the ``[table]`` of its schema, and whether these are all rows."""
 
     rows: pa.Table
     settings: list[str]
+    whole: bool
 
 
-def guess(source: RawSource, *, hashed: bool) -> str:
-    """A schema in TOML; ``hashed``: with keys of all categorical columns."""
+def guess(sources: Sequence[RawSource], *, hashed: bool) -> str:
+    """A schema in TOML, from the first of some files; ``hashed``: with keys of all categorical columns."""
+    source = sources[0]
     with source.path.open("rb") as file:
         binary = file.read(4) == b"PAR1"
     sample = _of_parquet(source.path) if binary else _of_text(source)
@@ -57,7 +59,9 @@ def guess(source: RawSource, *, hashed: bool) -> str:
             continue
         kind, line = _column(name, sample.rows[name], hashed=hashed)
         found[kind].append(line)
-    lines = [f"# Guessed from the first {sample.rows.num_rows:,} rows of {source.name}: look at every line."]
+    whole = sample.whole and len(sources) == 1
+    which = f"{'all' if whole else 'the first'} {sample.rows.num_rows:,} rows of {source.name}"
+    lines = [f"# Guessed from {which}: look at every line."]
     lines.append(
         f"label = {_quoted(label)}" if label else '# label = "..."  # a column of 0 and 1, or a rule: rating >= 4'
     )
@@ -70,7 +74,10 @@ def guess(source: RawSource, *, hashed: bool) -> str:
         lines += ["", "[list]  # longest: as many values as the longest list of these rows has", *found["list"]]
     lines += ["", "[split]", 'by = "rows"', "shares = [0.8, 0.1, 0.1]"]
     if dates:
-        lines += ['# by = "time"  # instead of both', f"# train_until = {dates[0]}", f"# validation_until = {dates[1]}"]
+        first, train, validation, last = dates
+        lines.append('# by = "time"  # instead of both' + ("" if whole else ", with dates from the whole data:"))
+        lines.append(f"# train_until = {train if whole else f' # a date; the first rows are from {first} to {last}'}")
+        lines.append(f"# validation_until = {validation if whole else ''}")
     return "\n".join(lines) + "\n"
 
 
@@ -78,17 +85,18 @@ def _of_parquet(path: Path) -> Sample:
     try:
         with parquet.ParquetFile(path) as file:
             batch = next(file.iter_batches(SAMPLE_ROWS, use_threads=False), None)
+            rows = file.metadata.num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file ({error}); fetch it again") from error
     if batch is None:
         raise DataError(f"{path}: has no rows, from which to guess a schema")
-    return Sample(pa.Table.from_batches([batch]), [])
+    return Sample(pa.Table.from_batches([batch]), [], batch.num_rows == rows)
 
 
 def _of_text(source: RawSource) -> Sample:
     with TextStream(source) as stream:
-        text, _ = next(stream.blocks(SAMPLE_BYTES))
-        content = bytes(text)
+        content = b"".join(bytes(text) for text, _ in stream.blocks(SAMPLE_BYTES))
+        whole = stream.exhausted
     first = content.split(b"\n", 1)[0].decode("utf-8", "backslashreplace").rstrip("\r")
     separator = max(SEPARATORS, key=first.count)
     names = next(csv.reader([first], delimiter=separator))
@@ -119,7 +127,7 @@ def _of_text(source: RawSource) -> Sample:
     if missing:
         where = "; ".join(f"{value} in {some(columns, 3)}" for value, columns in missing.items())
         settings.append(f"missing = [{', '.join(map(_quoted, ['', *missing]))}]  # {where}")
-    return Sample(rows, settings)
+    return Sample(rows, settings, whole)
 
 
 def _missing(texts: pa.Table, typed: pa.Table) -> dict[str, list[str]]:
@@ -157,12 +165,13 @@ def _are_dates(kind: pa.DataType) -> bool:
 
 
 def _dates(column: pa.ChunkedArray) -> list[str]:
-    """What 80 % and 90 % of a column's dates are before, as TOML has them; empty if it has none."""
+    """A column's first date, what 80 % and 90 % of its dates are before, and the last; empty if it has none."""
     column = column.drop_null()
     if not _are_dates(column.type) or not len(column):
         return []
     found = pc.sort_indices(column)
-    chosen = (column[found[len(column) * share // 10].as_py()].cast(pa.timestamp("s")) for share in (8, 9))
+    places = 0, len(column) * 8 // 10, len(column) * 9 // 10, -1
+    chosen = (column[found[place].as_py()].cast(pa.timestamp("s"), safe=False) for place in places)
     return [each.as_py().replace(tzinfo=None).isoformat() for each in chosen]
 
 

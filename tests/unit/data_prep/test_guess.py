@@ -1,10 +1,12 @@
 """``ssmpi-prepare table --guess`` on messy files: what it writes is what the preparation then reads."""
 
+import re
 import tomllib
 
 import pytest
 
 from data_prep.cli import main
+from data_prep.table import guess as guessing
 from data_prep.table.schema_file import read_schema
 from ssmpi.data.schema import read_manifest
 
@@ -58,3 +60,46 @@ def test_words_of_text_are_not_missing(tmp_path):
 def test_true_and_false_are_text(tmp_path):
     guess(tmp_path, BASE | {"mobile": lambda i: str(i % 3 == 0).lower()})
     assert read_schema(tmp_path / "schema.toml").categorical["mobile"].type == "string"
+
+
+SEEN = BASE | {"seen": lambda i: f"2026-03-{1 + i // 24:02} {i % 24:02}:00:00"}
+
+
+def test_dates_of_the_first_rows_are_no_split(tmp_path, monkeypatch):
+    """80 % of a sample is nothing of sorted data; whoever uncomments the lines has to write dates."""
+    monkeypatch.setattr(guessing, "SAMPLE_BYTES", 24 * 50)
+    text = guess(tmp_path, SEEN)
+    count = int(re.match("# Guessed from the first ([0-9]+) rows of a.csv:", text)[1])
+    assert 40 < count < 60
+    last = count - 1
+    assert (
+        f"\n# train_until =  # a date; the first rows are from 2026-03-01T00:00:00 to 2026-03-0{1 + last // 24}T"
+        in text
+    )
+    assert text.endswith("\n# validation_until = \n")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_dates_of_all_rows_are_a_split(kind, tmp_path, monkeypatch):
+    from pyarrow import csv, parquet
+
+    guess(tmp_path, SEEN)
+    if kind == "parquet":
+        monkeypatch.setattr(guessing, "SAMPLE_ROWS", ROWS)
+        parquet.write_table(csv.read_csv(tmp_path / "a.csv"), tmp_path / "a.parquet")
+    file, path = tmp_path / f"a.{kind}", tmp_path / "again.toml"
+    assert main(["table", "--guess", "--schema", str(path), str(file)]) == 0
+    text = path.read_text()
+    assert text.startswith(f"# Guessed from all 400 rows of a.{kind}: ")
+    assert "\n# train_until = 2026-03-14T08:00:00\n# validation_until = 2026-03-16T00:00:00\n" in text
+    path.unlink()
+    monkeypatch.setattr(guessing, "SAMPLE_ROWS", ROWS - 1)
+    (tmp_path / "b.csv").write_text((tmp_path / "a.csv").read_text())
+    files = [str(file)] if kind == "parquet" else [str(file), str(tmp_path / "b.csv")]
+    assert main(["table", "--guess", "--schema", str(path), *files]) == 0
+    assert "# train_until =  # a date; " in path.read_text(), "another row, or another file"
+
+
+def test_dates_may_have_parts_of_seconds(tmp_path):
+    text = guess(tmp_path, BASE | {"seen": lambda i: f"2026-03-01 00:00:{i % 60:02}.25"})
+    assert f"\n# train_until = 2026-03-01T00:00:{sorted(i % 60 for i in range(ROWS))[320]}\n" in text
