@@ -24,7 +24,7 @@ from data_prep.shards.needs import announce, check_space_again, gigabytes
 from data_prep.shards.output_folder import WHOLE, OutputFolder
 from data_prep.shards.packer import Keeper, Packer
 from data_prep.shards.packing import row_bytes, widths
-from data_prep.shards.provenance import data_set_id, make_manifest, summary
+from data_prep.shards.provenance import data_set_id, make_manifest, skipped_lines, summary
 from data_prep.shards.scatter import place, scatter
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.splits import Ranges, split_rows
@@ -168,7 +168,8 @@ def _already_whole(job: Preparation, folder: OutputFolder) -> Manifest:
 def _split(job: Preparation, found: ScanResult) -> Ranges:
     rows = [sum(r.rows for r in found.records if r.source == source.index) for source in job.sources]
     if sum(rows) == 0:
-        raise RawDataError("not one good row in the raw files; see --on-bad-row")
+        why = "; ".join(skipped_lines(job, found.records))
+        raise RawDataError("not one good row in the raw files" + f": {why}" * bool(why))
     if job.format.splits_rows:
         return _ranges_of_splits(np.sum([record.splits for record in found.records], axis=0).tolist())
     _require_training_rows(job, rows)

@@ -124,10 +124,14 @@ def summary(job: Preparation, records: Sequence[PieceRecord], manifest: Manifest
         lines.append(
             f"{name}: {split.rows:,} rows in {len(split.shards)} shards{rate}, source rows [{start:,}, {stop:,})"
         )
+    return "\n".join(lines + skipped_lines(job, records))
+
+
+def skipped_lines(job: Preparation, records: Sequence[PieceRecord]) -> list[str]:
+    """The same of skipped rows: a line for each reason."""
+    lines = []
     for reason, count in skipped_rows(records).items():
         first = next(r for r in records if reason in r.skipped)
-        source = job.sources[first.source]
-        lines.append(
-            f"skipped {count:,} rows: {reason}; the first is {job.format.place(source, first.skipped[reason][1])}"
-        )
-    return "\n".join(lines)
+        place = job.format.place(job.sources[first.source], first.skipped[reason][1])
+        lines.append(f"skipped {count:,} rows: {reason}; the first is {place}")
+    return lines

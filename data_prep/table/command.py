@@ -16,7 +16,7 @@ from data_prep.preparation import Preparation, RawSource
 from data_prep.ranks import Ranks
 from data_prep.raw.sources import open_sources
 from data_prep.splits import parse_fractions
-from data_prep.table.schema import KEYS, Schema, SplitRule
+from data_prep.table.schema import KEYS, Schema
 from data_prep.table.schema_file import read_schema
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary
@@ -63,7 +63,7 @@ def prepare_to_score(schema: Schema, file: Path, vocabulary: Path, output: Path)
 def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Preparation:
     if options.split:
         shares = (1.0,) if options.split == "none" else parse_fractions(options.split)
-        schema = replace(schema, split=SplitRule("rows", shares))
+        schema = schema.split_again(shares)
     options, base = ranks.first(lambda: extension.opened(options, partial(_check_columns, schema)))
     sources = ranks.together(lambda: open_sources(files))
     compare_views(sources, ranks)

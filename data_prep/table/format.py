@@ -84,8 +84,9 @@ class TableFormat(RowFormat):
         for record in (one for one in records if one.times):
             if last and record.times[0] < last.times[1]:
                 name, path, before = self.schema.time, sources[record.source].path, sources[last.source].path
+                begin, end = map(self.schema.moment, (record.times[0], last.times[1]))
                 raise RawDataError(
-                    f"{path}: {name} begins at {record.times[0]:g}, before {last.times[1]:g} in {before}, but the "
+                    f"{path}: {name} begins at {begin}, before {end} in {before}, but the "
                     'split goes by the order of rows; sort the rows and files by time, or write split.by = "time"'
                 )
             last = record

@@ -212,13 +212,13 @@ class RowBuilder:
         return np.array(list(rule.values.values()), dtype=np.uint8)[indices]
 
     def _check_order(self, times: np.ndarray, place: Place, bad: dict[int, Problem]) -> None:
-        before = np.fmax.accumulate(np.concatenate([[place.time], times]))
+        before, schema = np.fmax.accumulate(np.concatenate([[place.time], times])), self.schema
         for row in np.flatnonzero(~(times >= before[:-1])):
             bad[int(row)] = (
                 "time order",
                 (
-                    f"{self.schema.time} is {times[row]:g}, after a row of {before[row]:g}, but the split goes by the "
-                    'order of rows; sort the rows by time, or write split.by = "time"'
+                    f"{schema.time} is {schema.moment(times[row])}, after a row of {schema.moment(before[row])}, but "
+                    'the split goes by the order of rows; sort the rows by time, or write split.by = "time"'
                 ),
             )
         place.time = float(before[-1])

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ssmpi.core.errors import UserError
 from ssmpi.data.features import Features, ListOptions
 
@@ -117,6 +119,20 @@ class Schema:
         """Whether rows must be in the order of time."""
         return bool(self.time) and self.split.by == "rows"
 
+    def split_again(self, shares: tuple[float, ...]) -> Schema:
+        """The same with splits by the order of rows: if there is only one, rows that were to be split by time need not
+        be in its order.
+        """
+        by_time, rule = self.split.by == "time", SplitRule(shares=shares)
+        if not by_time:
+            return replace(self, split=rule)
+        return replace(self, split=replace(rule, type=self.split.type), time=self.time if len(shares) > 1 else "")
+
+    def moment(self, time: float) -> str:
+        """A time as people write it."""
+        date = self.split.type == TIMESTAMP and np.isfinite(time)
+        return str(np.datetime64(int(time), "us")) if date else f"{time:g}"
+
     def kinds(self) -> dict[str, str]:
         """How each column that is used is read; UserError if two uses disagree."""
         wanted = [(name, NUMBER) for name in self.dense]
@@ -128,7 +144,7 @@ class Schema:
         if self.split.by == "column":
             wanted.append((self.split.column, self.split.type))
         if self.time and (self.split.by == "time" or self.sorted):
-            wanted.append((self.time, self.split.type if self.split.by == "time" else NUMBER))
+            wanted.append((self.time, TIMESTAMP if self.split.type == TIMESTAMP else NUMBER))
         kinds: dict[str, str] = {}
         for name, kind in wanted:
             before = kinds.setdefault(name, kind)

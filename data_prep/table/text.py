@@ -1,6 +1,7 @@
 """Tables in text (CSV, TSV, plain or compressed) as a ``RowFormat``: pieces of text that pyarrow parses.
 
-A row is a line: values hold no newline. pyarrow also finds bad rows, by bisection of the lines it refuses.
+A row is a line: values hold no newline. Blank lines are none, as for other readers, unless there is only one column.
+pyarrow also finds bad rows, by bisection of the lines it refuses.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Container, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +27,8 @@ from data_prep.table.schema import Schema
 
 CONVERSION = re.compile(r"In CSV column #(\d+): .*invalid value '(.*)'", re.DOTALL)
 COUNT = re.compile(r"Expected (\d+) columns, got (\d+)")
+ROW = re.compile(r"Row #(\d+):")
+FEW = 512  # lines of which pyarrow is asked for the first bad one
 
 
 class TextTable(TableFormat):
@@ -71,6 +75,7 @@ class TextTable(TableFormat):
             text, offset = text[header:], offset + header
         names = self._names[piece.source.index]
         lines = np.concatenate([[0], np.flatnonzero(text == 10) + 1])
+        text, lines, starts = without_blank(text, lines) if len(names) > 1 else (text, lines, lines[:-1])
         try:
             table = self._read(text, names, len(lines) - 1)
         except pa.ArrowInvalid:
@@ -78,16 +83,16 @@ class TextTable(TableFormat):
             good = []
             for first, last, problem in self._sound(content, lines, names, 0, len(lines) - 1):
                 if problem:
-                    piece.refuse(offset + int(lines[first]), *problem)
+                    piece.refuse(offset + int(starts[first]), *problem)
                 else:
                     good.append((first, last))
             text = np.frombuffer(b"".join(content[lines[a] : lines[b]] for a, b in good), dtype=np.uint8)
-            lines = np.concatenate([np.arange(0), *(lines[a:b] for a, b in good)]).astype(np.int64)
-            table = self._read(text, names, len(lines))
+            starts = np.concatenate([np.arange(0), *(starts[a:b] for a, b in good)]).astype(np.int64)
+            table = self._read(text, names, len(starts))
         columns = {name: table.column(name).combine_chunks() for name in self._kinds}
         rows, bad = self._builder.build(columns, table.num_rows, self._place)
         for row in sorted(bad):
-            piece.refuse(offset + int(lines[row]), *bad[row])
+            piece.refuse(offset + int(starts[row]), *bad[row])
         return without(rows, bad) if bad else rows
 
     def _read(self, text: np.ndarray | bytes, names: Sequence[str], rows: int) -> pa.Table:
@@ -120,9 +125,13 @@ class TextTable(TableFormat):
             if last - first == 1:
                 yield first, last, self._problem(str(error), text[lines[first] : lines[last]], names)
                 return
-            middle = (first + last) // 2
-            yield from self._sound(text, lines, names, first, middle)
-            yield from self._sound(text, lines, names, middle, last)
+            cuts, named = [first, (first + last) // 2, last], ROW.search(str(error))
+            if named and last - first <= FEW:
+                bad = min(first + int(named[1]), last) - 1
+                cuts = [first, bad, bad + 1, last]
+            for a, b in pairwise(cuts):
+                if a < b:
+                    yield from self._sound(text, lines, names, a, b)
         else:
             yield first, last, None
 
@@ -139,3 +148,13 @@ class TextTable(TableFormat):
                 remedy = 'write split.by = "time" if these are dates, else repair or remove the row'
             return f"value of {name}", f"{name} is {shorten(conversion[2].encode())}, not {kind}; {remedy}"
         return "row", f"{message} in {row}; a row is one line; repair or remove it"
+
+
+def without_blank(text: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The text without blank lines, where its ``lines`` begin and end, and where they began before."""
+    sizes, starts = np.diff(lines), lines[:-1]
+    blank = (sizes == 1) | ((sizes == 2) & (text[starts] == ord("\r")))
+    if not blank.any():
+        return text, lines, starts
+    kept = ~blank
+    return text[np.repeat(kept, sizes)], np.concatenate([[0], np.cumsum(sizes[kept])]), starts[kept]
