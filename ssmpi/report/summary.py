@@ -27,30 +27,18 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     """
     record = read(run)
     result, (split, metrics) = record.result, record.final
-    if not metrics:
+    ahead = result.get("evaluations", {}).get(progressive.NAME)
+    if not metrics and (not ahead or baseline or teacher):
         raise DataError(f"{run}: {_without_result(record)}")
     evaluations, kept = result["evaluations"], record.kept
-    rows = [("this run", metrics)]
-    both = kept == "best" and _differ(evaluations[split])
-    if both:
-        rows = [("this run, last", evaluations[split]["last"]), ("this run, best (kept)", rows[0][1])]
-    if baseline:
-        names = ("constant", "logistic_regression")
-        rows = [(name.replace("_", " "), _reference(baseline, name)) for name in names] + rows
-        of = read_json(baseline)
-        _check_rows(baseline, of.get("split", split), of.get("rows"), split, metrics)
-    if teacher:
-        ceiling = _reference(teacher, "ranges", split)
-        _check_rows(teacher, split, ceiling.get("rows"), split, metrics)
-        rows.append(("teacher (the ceiling)", ceiling))
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{split}: {metrics.get('rows', 0):,.0f} rows", f"{'':{width}}  " + "".join(f"{c:>10}" for c in COLUMNS)]
-    for name, metrics in rows:
-        lines.append(f"{name:{width}}  " + "".join(_cell(metrics.get(column)) for column in COLUMNS))
+    both = bool(metrics) and kept == "best" and _differ(evaluations[split])
+    lines = (
+        _scores(record, baseline, teacher, both=both) if metrics else ["the data has no rows to be scored at the end"]
+    )
     gap = f", sync gap {result['sync_gap_thread']:.1f} iterations of a thread" if "sync_gap_thread" in result else ""
     ended = f", ended by {record.ended_by}" if record.ended_by else ""
     lines.append(f"{record.status}{ended}: {result['examples']:,.0f} examples at {record.number('eps'):,.0f} EPS{gap}")
-    if ahead := evaluations.get(progressive.NAME):
+    if ahead:
         lines.append(_ahead(ahead["whole"]))
     lines += [keys_of(feature, counts) for feature, counts in result.get("keys", {}).items()]
     others = [name for name, found in evaluations.items() if _differ(found) and not (both and name == split)]
@@ -64,6 +52,28 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
         )
     sent = in_words(result)
     return "\n".join([*lines, sent] if sent else lines)
+
+
+def _scores(record: Record, baseline: Path | None, teacher: Path | None, *, both: bool) -> list[str]:
+    """A table of the final split's metrics, beside reference points; of ``both`` models, the best and the last."""
+    split, metrics = record.final
+    rows = [("this run", metrics)]
+    if both:
+        rows = [("this run, last", record.result["evaluations"][split]["last"]), ("this run, best (kept)", metrics)]
+    if baseline:
+        names = ("constant", "logistic_regression")
+        rows = [(name.replace("_", " "), _reference(baseline, name)) for name in names] + rows
+        of = read_json(baseline)
+        _check_rows(baseline, of.get("split", split), of.get("rows"), split, metrics)
+    if teacher:
+        ceiling = _reference(teacher, "ranges", split)
+        _check_rows(teacher, split, ceiling.get("rows"), split, metrics)
+        rows.append(("teacher (the ceiling)", ceiling))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{split}: {metrics.get('rows', 0):,.0f} rows", f"{'':{width}}  " + "".join(f"{c:>10}" for c in COLUMNS)]
+    for name, found in rows:
+        lines.append(f"{name:{width}}  " + "".join(_cell(found.get(column)) for column in COLUMNS))
+    return lines
 
 
 def _without_result(record: Record) -> str:

@@ -44,6 +44,16 @@ def test_the_split_that_the_run_names_as_final_comes_before_all(tmp_path):
     assert "0.81234" in text
 
 
+def test_a_run_without_a_split_to_score_shows_what_it_scored_ahead(tmp_path):
+    whole = {**QUALITY, "calibration": 1.01, "parts": 4}
+    run = run_folder(tmp_path, evaluations={"progressive": {"whole": whole}})
+    text = report.table(run, None, None)
+    assert "before training on them (4 parts, 1,000 rows): NE 0.81234, log-loss 0.45678, AUC 0.78901" in text
+    assert "complete: 12,345 examples at 6,789 EPS" in text
+    with pytest.raises(DataError, match="before it was evaluated"):
+        report.table(run, write(tmp_path / "b.json", {}), None)
+
+
 def test_reference_points_stand_around_the_run(tmp_path):
     baseline = write(
         tmp_path / "b.json", {"constant": {**QUALITY, "ne": 1.0}, "logistic_regression": {**QUALITY, "ne": 0.85}}
