@@ -21,7 +21,8 @@ from data_prep.table.schema import some
 from ssmpi.core.errors import DataError
 
 SEPARATORS = "\t,;|"
-LABELS = ("label", "click", "clicked", "is_click", "target", "y")
+LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "conversion", "converted", "target", "y")
+POSITIVE = ("yes", "y", "true", "t", "1", "click", "clicked", "conversion", "converted", "positive", "pos")
 TIMES = ("time", "timestamp", "datetime", "date", "ts")
 SAMPLE_ROWS = 1 << 16
 SAMPLE_BYTES = 1 << 21
@@ -52,19 +53,18 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> str:
         binary = file.read(4) == b"PAR1"
     sample = _of_parquet(source.path) if binary else _of_text(source)
     names = sample.rows.column_names
-    label, time = _label(sample.rows), _time(sample.rows)
+    (label, label_line), time = _label(sample.rows), _time(sample.rows)
     found: dict[str, list[str]] = {"dense": [], "categorical": [], "list": [], "unused": []}
     for name in names:
-        if name in (time, label.split(" ")[0] if label else None):
+        if name in (time, label):
             continue
         kind, line = _column(name, sample.rows[name], hashed=hashed)
         found[kind].append(line)
     whole = sample.whole and len(sources) == 1
     which = f"{'all' if whole else 'the first'} {sample.rows.num_rows:,} rows of {source.name}"
     lines = [f"# Guessed from {which}: look at every line."]
-    lines.append(
-        f"label = {_quoted(label)}" if label else '# label = "..."  # a column of 0 and 1, or a rule: rating >= 4'
-    )
+    gaps = sample.rows[label].null_count if label else 0
+    lines.append(label_line + f"  # missing in {gaps:,} rows, which are bad ones: --on-bad-row skip" * bool(gaps))
     dates = _dates(sample.rows[time]) if time else []
     if time:
         lines.append(f"# time = {_quoted(time)}  # {'then split by it' if dates else 'then rows must be sorted by it'}")
@@ -90,7 +90,11 @@ def _of_parquet(path: Path) -> Sample:
         raise DataError(f"{path}: not a readable Parquet file ({error}); fetch it again") from error
     if batch is None:
         raise DataError(f"{path}: has no rows, from which to guess a schema")
-    return Sample(pa.Table.from_batches([batch]), [], batch.num_rows == rows)
+    columns = {
+        field.name: column.dictionary_decode() if pa.types.is_dictionary(field.type) else column
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    }
+    return Sample(pa.table(columns), [], batch.num_rows == rows)
 
 
 def _of_text(source: RawSource) -> Sample:
@@ -143,15 +147,26 @@ def _missing(texts: pa.Table, typed: pa.Table) -> dict[str, list[str]]:
     return {value: found[value] for value in MISSING if value in found and value in clear}
 
 
-def _label(rows: pa.Table) -> str | None:
-    """The column or the rule that looks like the label."""
+def _label(rows: pa.Table) -> tuple[str, str]:
+    """The column that looks like the label, or none, and the line of the label."""
     for name in rows.column_names:
-        kind = rows.schema.field(name).type
-        if name.lower() in LABELS and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-            return name
-        if name.lower() == "rating" and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            return f"{name} >= 4"
-    return None
+        column = rows[name].drop_null()
+        number, integer = pa.types.is_floating(column.type), pa.types.is_integer(column.type)
+        if name.lower() == "rating" and (integer or number):
+            return name, f'label = "{name} >= 4"'
+        if name.lower() not in LABELS:
+            continue
+        if number:
+            integer = not set(pc.unique(column).to_pylist()) - {0, 1}  # as pandas writes them if some are missing
+        if integer or pa.types.is_boolean(column.type):
+            return name, f"label = {_quoted(name)}"
+        if column.type in TEXTS and len(values := sorted(pc.unique(column).to_pylist())) == 2:
+            chosen = [value for value in values if value.lower() in POSITIVE]
+            one = chosen[0] if len(chosen) == 1 else values[0]
+            other, positive = values[values[0] == one], f"{name} == '{one}'"
+            rule = f"label = {_quoted(positive)}  # else {_quoted(other)}"
+            return name, rule if len(chosen) == 1 else f"# {rule}: say which of them is 1"
+    return "", """# label = "..."  # a column of 0 and 1, or a rule: rating >= 4, clicked == 'yes'"""
 
 
 def _time(rows: pa.Table) -> str | None:
@@ -178,8 +193,6 @@ def _dates(column: pa.ChunkedArray) -> list[str]:
 def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, str]:
     """``dense``, ``categorical``, ``list`` or ``unused``, and the line of one column."""
     kind, key = column.type, name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
     if column.null_count < len(column) and are_lists(kind) and kind.value_type in LISTED:
         return "list", _list(key, column, "")
     if column.null_count == len(column) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):

@@ -144,6 +144,8 @@ class TextTable(TableFormat):
             name = names[int(conversion[1])]
             kind = {"number": "a number", "integer": "an integer", "timestamp": "a time"}.get(self._kinds[name], "text")
             remedy = "repair or remove the row, or name the value in table.missing of the schema"
+            if self.schema.label and name == self.schema.label.column:
+                remedy = f"""repair or remove the row, or write a rule such as label = "{name} == 'yes'\""""
             if name == self.schema.time and kind == "a number":
                 remedy = 'write split.by = "time" if these are dates, else repair or remove the row'
             return f"value of {name}", f"{name} is {shorten(conversion[2].encode())}, not {kind}; {remedy}"

@@ -103,3 +103,75 @@ def test_dates_of_all_rows_are_a_split(kind, tmp_path, monkeypatch):
 def test_dates_may_have_parts_of_seconds(tmp_path):
     text = guess(tmp_path, BASE | {"seen": lambda i: f"2026-03-01 00:00:{i % 60:02}.25"})
     assert f"\n# train_until = 2026-03-01T00:00:{sorted(i % 60 for i in range(ROWS))[320]}\n" in text
+
+
+@pytest.mark.parametrize(("name", "values", "rule"), [
+    ("clicked", ("yes", "no"), "clicked == 'yes'"),
+    ("label", ("False", "True"), "label == 'True'"),
+    ("conversion", ("none yet", "converted"), "conversion == 'converted'"),
+    ("Target", ("0", "1"), "Target"),
+    ("is_click", ("0.0", "1.0"), "is_click"),
+])  # fmt: skip
+def test_a_label_of_two_values_is_a_rule(name, values, rule, tmp_path):
+    text = guess(tmp_path, {name: lambda i: values[i % 4 == 0], "user": lambda i: f"u{i % 9}"})
+    assert tomllib.loads(text)["label"] == rule
+    positive = values.index(rule.split("'")[1]) if "'" in rule else 1
+    share = 0.25 if positive else 0.75
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.splits["train"].positives == share * 320
+
+
+def test_a_label_whose_values_do_not_say_which_is_positive_is_asked_for(tmp_path):
+    """It is no feature either."""
+    text = guess(tmp_path, {"target": lambda i: "AB"[i % 2], "user": lambda i: f"u{i % 9}"})
+    line = """# label = "target == 'A'"  # else "B": say which of them is 1\n"""
+    assert line in text
+    schema = tmp_path / "schema.toml"
+    schema.write_text(text.replace(line, line[2:]))
+    out = tmp_path / "labelled"
+    assert main(["table", "--schema", str(schema), str(tmp_path / "a.csv"), "--output", str(out)]) == 0
+    assert list(read_schema(schema).categorical) == ["user"]
+
+
+def test_a_missing_label_is_a_bad_row(tmp_path, capsys):
+    columns = BASE | {"click": sometimes("NULL", lambda i: "yn"[i % 2]), "price": sometimes("NULL", float)}
+    text = guess(tmp_path, columns, prepared=False)
+    assert "  # missing in 20 rows, which are bad ones: --on-bad-row skip\n" in text
+    command = ["table", "--schema", str(tmp_path / "schema.toml"), str(tmp_path / "a.csv"), "-o", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert main([*command, "--on-bad-row", "skip"]) == 0
+    assert sum(split.rows for split in read_manifest(tmp_path / "out").splits.values()) == ROWS - 20
+
+
+def test_without_a_label_both_kinds_of_rules_are_shown(tmp_path):
+    text = guess(tmp_path, {"user": lambda i: f"u{i % 9}"}, rows=60)
+    assert """\n# label = "..."  # a column of 0 and 1, or a rule: rating >= 4, clicked == 'yes'\n""" in text
+
+
+def test_a_label_of_text_is_told_to_be_a_rule(tmp_path, capsys):
+    text = guess(tmp_path, BASE | {"click": lambda i: ("no", "yes")[i % 2]})
+    (tmp_path / "schema.toml").write_text(text.replace("""label = "click == 'yes'\"""", 'label = "click"'))
+    assert main(
+        ["table", "--schema", str(tmp_path / "schema.toml"), str(tmp_path / "a.csv"), "-o", str(tmp_path / "b")]
+    )
+    said = (
+        """click is 'no', not a number; repair or remove the row, or write a rule such as label = "click == 'yes'\""""
+    )
+    assert said in capsys.readouterr().err
+
+
+def test_categories_of_parquet_are_guessed_from_their_values(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    values = [str(("no", "yes")[i % 2]) for i in range(ROWS)]
+    columns = {"clicked": pa.array(values).dictionary_encode(), "shop": pa.array(["s", None] * 200).dictionary_encode()}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(tmp_path / "a.parquet")]) == 0
+    found = read_schema(tmp_path / "s.toml")
+    assert (found.label.column, found.label.value) == ("clicked", "yes")
+    assert found.categorical["shop"].type == "string"
+    assert (
+        main(["table", "--schema", str(tmp_path / "s.toml"), str(tmp_path / "a.parquet"), "-o", str(tmp_path / "o")])
+        == 0
+    )
