@@ -30,6 +30,7 @@ MISSING_WORDS = "NA", "na", "NaN", "nan", "None", "none", "-", "?"  # of numbers
 MISSING = "NULL", "null", "\\N", "N/A", "n/a", "#N/A", "<NA>", *MISSING_WORDS
 FEW = 64  # integers with fewer values are categories
 MANY = 10_000  # with more, those seen once are rare
+OR_KEYS = "; or hash = true: keys, for a dynamic table"
 TEXTS = pa.string(), pa.large_string()
 LISTED = {
     *TEXTS,
@@ -69,9 +70,7 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> str:
     if time:
         lines.append(f"# time = {_quoted(time)}  # {'then split by it' if dates else 'then rows must be sorted by it'}")
     lines += sample.settings
-    lines += ["", "[dense]", *found["dense"], "", "[categorical]", *found["categorical"], *found["unused"]]
-    if found["list"]:
-        lines += ["", "[list]  # longest: as many values as the longest list of these rows has", *found["list"]]
+    lines += _features(found, hashed=hashed)
     lines += ["", "[split]", 'by = "rows"', "shares = [0.8, 0.1, 0.1]"]
     if dates:
         first, train, validation, last = dates
@@ -79,6 +78,19 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> str:
         lines.append(f"# train_until = {train if whole else f' # a date; the first rows are from {first} to {last}'}")
         lines.append(f"# validation_until = {validation if whole else ''}")
     return "\n".join(lines) + "\n"
+
+
+def _features(found: dict[str, list[str]], *, hashed: bool) -> list[str]:
+    """The sections of features."""
+    categorical, lists = found["categorical"], found["list"]
+    if lists:
+        categorical = [line.removesuffix(OR_KEYS) for line in categorical]
+        lists = ["[list]  # longest: as many values as the longest list of these rows has", *lists]
+        if hashed and categorical:
+            reason = "# Training cannot read lists and keys together yet. To have lists, leave out hash = true above."
+            lists = [reason, *(f"# {line}" for line in lists)]
+        lists = ["", *lists]
+    return ["", "[dense]", *found["dense"], "", "[categorical]", *categorical, *found["unused"], *lists]
 
 
 def _of_parquet(path: Path) -> Sample:
@@ -208,7 +220,7 @@ def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, s
         return "dense", f'{key} = "{transform}"  # {values:,} values{scaled * (transform == "standardize")}'
     integer = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
     rare = ", hash = true" if hashed else ", min_count = 2" if values > MANY else ""
-    more = "" if hashed or not rare else "; or hash = true: keys, for a dynamic table"
+    more = "" if hashed or not rare else OR_KEYS
     kind_name = "integer" if integer else "string"
     return "categorical", f'{key} = {{ type = "{kind_name}"{rare} }}  # {values:,} values{more}'
 

@@ -175,3 +175,31 @@ def test_categories_of_parquet_are_guessed_from_their_values(tmp_path):
         main(["table", "--schema", str(tmp_path / "s.toml"), str(tmp_path / "a.parquet"), "-o", str(tmp_path / "o")])
         == 0
     )
+
+
+GENRES = {"genres": lambda i: "|".join("abcd"[: 1 + i % 4])}
+
+
+def test_keys_leave_lists_out_and_lists_alone_stay(tmp_path):
+    """Training refuses both together; either half of the schema prepares."""
+    text = guess(tmp_path, BASE | GENRES, "--hash")
+    assert "\n# Training cannot read lists and keys together yet." in text
+    assert read_manifest(tmp_path / "out").features.keyed == ("user",)
+    kept = text.replace(", hash = true", "").replace("# [list]", "[list]").replace("# genres", "genres")
+    (tmp_path / "schema.toml").write_text(kept)
+    command = ["table", "--schema", str(tmp_path / "schema.toml"), str(tmp_path / "a.csv")]
+    assert main([*command, "-o", str(tmp_path / "lists")]) == 0
+    assert list(read_manifest(tmp_path / "lists").features.lists) == ["genres"]
+    (tmp_path / "alone").mkdir()
+    guess(tmp_path / "alone", {"click": BASE["click"]} | GENRES, "--hash")
+    assert list(read_schema(tmp_path / "alone" / "schema.toml").lists) == ["genres"]
+
+
+def test_keys_are_not_offered_beside_lists(tmp_path):
+    many = BASE | {"item": lambda i: f"i{i}"}
+    offer = "; or hash = true"
+    assert offer in guess(tmp_path, many, rows=10_100)
+    (tmp_path / "lists").mkdir()
+    text = guess(tmp_path / "lists", many | GENRES, rows=10_100)
+    assert offer not in text
+    assert "\ngenres = { " in text
