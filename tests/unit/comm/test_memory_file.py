@@ -337,6 +337,16 @@ def test_what_ranks_were_promised_is_not_free_for_others(shm, monkeypatch, caplo
     assert part.extend(slice(0, SIZE)) == ""
 
 
+def test_sparse_files_of_others_are_no_promises(shm):
+    """Only the launch's own folder, mode 0700, counts: others' files may be sparse and never be filled."""
+    in_steps(shm)
+    before = reservation.promised(shm.parent)
+    assert before == SIZE - 2 * PAGE
+    with tempfile.NamedTemporaryFile(dir=shm.parent.parent) as other:
+        os.truncate(other.name, 1 << 30)
+        assert reservation.promised(shm.parent) == before
+
+
 def test_what_was_filled_before_the_role_began_is_there_and_nothing_else(path):
     """A lost rank's rows are loaded first; its role finds them, and makes the rest."""
     memory = MemoryFile(path, ORIGIN)
