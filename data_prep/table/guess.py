@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pyarrow import parquet
 from data_prep.preparation import RawSource
 from data_prep.raw.sources import TextStream
 from data_prep.table.arrow_lists import are_lists
-from data_prep.table.guess_lists import separator_of
+from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
 from data_prep.table.schema import some
 from ssmpi.core.errors import DataError
 
@@ -30,6 +31,8 @@ MISSING_WORDS = "NA", "na", "NaN", "nan", "None", "none", "-", "?"  # of numbers
 MISSING = "NULL", "null", "\\N", "N/A", "n/a", "#N/A", "<NA>", *MISSING_WORDS
 FEW = 64  # integers with fewer values are categories
 MANY = 10_000  # with more, those seen once are rare
+NUMERAL = r"^[-+]?\d+(\.\d+)?$"
+AMOUNT = r"^[-+]?[$€£]? ?(\d+|\d{1,3}([,.' \x{a0}\x{202f}]\d{3})+)([.,]\d+)?( ?[$€£%])?$"  # 1,096.06
 OR_KEYS = "; or hash = true: keys, for a dynamic table"
 TEXTS = pa.string(), pa.large_string()
 LISTED = {
@@ -209,6 +212,8 @@ def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, s
         return "list", _list(key, column, "")
     if column.null_count == len(column) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
         return "unused", f"# {key}: {kind}, left out"
+    if len(column) > 1 and pc.count_distinct(column, mode="all").as_py() == 1:
+        return "unused", f"# {key}: the same in all rows seen, which says nothing; left out"
     if kind in TEXTS and (separator := separator_of(column)):
         return "list", _list(key, pc.split_pattern(column.cast(pa.string()), pattern=separator), separator)
     values = pc.count_distinct(column).as_py()
@@ -221,8 +226,19 @@ def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, s
     integer = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
     rare = ", hash = true" if hashed else ", min_count = 2" if values > MANY else ""
     more = "" if hashed or not rare else OR_KEYS
+    more += _of_numbers(column.drop_null()) if kind in TEXTS else ""
     kind_name = "integer" if integer else "string"
     return "categorical", f'{key} = {{ type = "{kind_name}"{rare} }}  # {values:,} values{more}'
+
+
+def _of_numbers(texts: pa.ChunkedArray) -> str:
+    """What is to be said of texts that look like numbers."""
+    plain = pc.match_substring_regex(texts, NUMERAL)
+    if share_of(plain) >= NEARLY_ALL and (others := texts.filter(pc.invert(plain))):
+        return f"; numbers, but for {_quoted(others[0].as_py())}: does it mean a missing one (table.missing)?"
+    if share_of(pc.match_substring_regex(texts, AMOUNT)) >= NEARLY_ALL:
+        return "; these look like numbers with separators, which are read as text: take them out for [dense]"
+    return ""
 
 
 def _list(key: str, lists: pa.ChunkedArray, separator: str) -> str:
@@ -239,4 +255,4 @@ def _list(key: str, lists: pa.ChunkedArray, separator: str) -> str:
 
 def _quoted(text: str) -> str:
     """A TOML string."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"'
+    return json.dumps(text, ensure_ascii=False)

@@ -44,7 +44,7 @@ class Split:
     @property
     def has_lists(self) -> bool:
         """Whether the parts are like the values of lists."""
-        share = _share(pc.match_substring(self.texts, self.separator))
+        share = share_of(pc.match_substring(self.texts, self.separator))
         if share < SOME or self._edges > 1 - NEARLY_ALL or self._are_numbers:
             return False
         lengths = pc.list_value_length(self._lists)
@@ -67,7 +67,7 @@ class Split:
     @property
     def _edges(self) -> float:
         """The share of values that begin or end with a space: the separator has more to it, or is one of prose."""
-        return _share(pc.match_substring_regex(self._values, r"^\s|\s$"))
+        return share_of(pc.match_substring_regex(self._values, r"^\s|\s$"))
 
     @property
     def _values_repeat(self) -> bool:
@@ -86,19 +86,19 @@ class Split:
         for pattern, sign in SHAPE:
             shapes = pc.replace_substring_regex(shapes, pattern, sign)
         shape, lengths = _most_frequent(shapes), pc.utf8_length(values)
-        if "0" in shape and _share(pc.equal(shapes, shape)) >= NEARLY_ALL:
+        if "0" in shape and share_of(pc.equal(shapes, shape)) >= NEARLY_ALL:
             return bool(shape != FRACTION)
         length = _most_frequent(lengths)
         alike = pc.and_(pc.match_substring_regex(values, r"^[0-9A-Za-z_-]+$"), pc.equal(lengths, length))
-        numbered = _share(pc.match_substring_regex(values, r"\d"))
-        return bool(length >= ID_LENGTH and numbered > 1 - SOME and _share(alike) >= NEARLY_ALL)
+        numbered = share_of(pc.match_substring_regex(values, r"\d"))
+        return bool(length >= ID_LENGTH and numbered > 1 - SOME and share_of(alike) >= NEARLY_ALL)
 
     @property
     def _are_numbers(self) -> bool:
         """Whether texts are numbers whose digits are in groups of three, but for the first: 12,345,678."""
         groups = rf"^-?\d{{1,3}}([{self.separator}]\d{{3}})*$"
-        short = _share(pc.match_substring_regex(self.texts, rf"^-?\d{{1,2}}[{self.separator}]"))
-        return short > SOME and _share(pc.match_substring_regex(self.texts, groups)) >= NEARLY_ALL
+        short = share_of(pc.match_substring_regex(self.texts, rf"^-?\d{{1,2}}[{self.separator}]"))
+        return short > SOME and share_of(pc.match_substring_regex(self.texts, groups)) >= NEARLY_ALL
 
     @property
     def _repeat_more_than_texts(self) -> bool:
@@ -108,7 +108,7 @@ class Split:
         return often > REPEATED * len(self.cells) / len(self.texts)
 
 
-def _share(chosen: pa.Array) -> float:
+def share_of(chosen: pa.Array) -> float:
     """Of True."""
     return (pc.sum(chosen).as_py() or 0) / max(1, len(chosen))
 

@@ -203,3 +203,29 @@ def test_keys_are_not_offered_beside_lists(tmp_path):
     text = guess(tmp_path / "lists", many | GENRES, rows=10_100)
     assert offer not in text
     assert "\ngenres = { " in text
+
+
+def test_a_column_of_one_value_is_left_out(tmp_path):
+    same = {"country": lambda i: "DE", "version": lambda i: 3, "rate": lambda i: 0.5, "tags": lambda i: "a|b"}
+    text = guess(tmp_path, BASE | same | {"marked": lambda i: "x" * (i % 2)})
+    for name in same:
+        assert f"\n# {name}: the same in all rows seen, which says nothing; left out\n" in text
+    schema = read_schema(tmp_path / "schema.toml")
+    assert (list(schema.categorical), schema.dense, schema.lists) == (["user", "marked"], {}, {})
+
+
+@pytest.mark.parametrize("form", ["{:,.2f}", "{:,}", "-{:,.1f}", "${:,.2f}", "{:,.0f} €", "{}%"])
+def test_numbers_with_separators_are_pointed_out(form, tmp_path):
+    text = guess(tmp_path, BASE | {"amount": lambda i: '"' + form.format(i * 537.25) + '"'})
+    assert re.search("\namount = .*; these look like numbers with separators, which are read as text", text)
+
+
+@pytest.mark.parametrize("make", [lambda i: f"item-{i}", lambda i: f"10.0.{i % 256}.{i}", lambda i: f"{i}:30"])
+def test_other_texts_with_digits_are_no_numbers(make, tmp_path):
+    assert "look like numbers" not in guess(tmp_path, BASE | {"column": make})
+
+
+def test_a_word_among_numbers_is_pointed_out(tmp_path):
+    text = guess(tmp_path, BASE | {"size": sometimes("unknown", lambda i: i % 90)})
+    said = '{ type = "string" }  # 91 values; numbers, but for "unknown": does it mean a missing one (table.missing)?'
+    assert f"\nsize = {said}\n" in text
