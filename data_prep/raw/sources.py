@@ -57,9 +57,9 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
 
 def _open(path: Path, index: int) -> RawSource:
     if path.is_dir():
-        raise DataError(f"{path}: is a directory, expected a raw file; give the files in it, e.g. {path}/day_*")
+        raise DataError(f"{path}: is a directory, expected a file; give those in it, e.g. {path}/*")
     if not path.exists():
-        raise DataError(f"{path}: no such file; check the path (raw files are train.txt or day_0 ... day_23, also .gz)")
+        raise DataError(f"{path}: no such file; check the path")
     if not path.is_file():
         raise DataError(f"{path}: is a pipe or a device, which cannot be read twice; save its text to a file first")
     facts = path.stat()

@@ -229,3 +229,10 @@ def test_a_word_among_numbers_is_pointed_out(tmp_path):
     text = guess(tmp_path, BASE | {"size": sometimes("unknown", lambda i: i % 90)})
     said = '{ type = "string" }  # 91 values; numbers, but for "unknown": does it mean a missing one (table.missing)?'
     assert f"\nsize = {said}\n" in text
+
+
+def test_a_file_that_is_not_there(tmp_path, capsys):
+    assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(tmp_path / "a.csv")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/a.csv: no such file; check the path\n"
+    assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(tmp_path)]) == 2
+    assert "day_" not in capsys.readouterr().err
