@@ -92,6 +92,23 @@ def _entries(table: np.ndarray, entries: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
+def _by_token(entries: np.ndarray) -> np.ndarray:
+    """Entries of ``_count`` in the order of their tokens, by radix, 11 bits at a time; ``entries`` is overwritten."""
+    other = np.empty_like(entries)
+    for shift in (HALF, HALF + np.uint64(11), HALF + np.uint64(22)):
+        starts = np.zeros(2049, np.int64)
+        for entry in entries:
+            starts[((entry >> shift) & np.uint64(2047)) + np.uint64(1)] += 1
+        starts = np.cumsum(starts)
+        for entry in entries:
+            digit = (entry >> shift) & np.uint64(2047)
+            other[starts[digit]] = entry
+            starts[digit] += 1
+        entries, other = other, entries
+    return entries
+
+
+@njit(cache=True, nogil=True)
 def _count_wide(
     tokens: np.ndarray,
     missing: np.ndarray,
@@ -269,7 +286,7 @@ class CountTable(TokenTable):
         return lambda state: _count(tokens.values, tokens.missing, tokens.bit, self._table, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        entries = np.sort(_entries(self._table, self.entries))
+        entries = _by_token(_entries(self._table, self.entries))
         return (entries >> HALF).astype(np.uint32), (entries & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
