@@ -57,10 +57,15 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> str:
         binary = file.read(4) == b"PAR1"
     sample = _of_parquet(source.path) if binary else _of_text(source)
     names = sample.rows.column_names
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{source.path}: two columns {twice[0]!r}; rename one")
     (label, label_line), time = _label(sample.rows), _time(sample.rows)
     found: dict[str, list[str]] = {"dense": [], "categorical": [], "list": [], "unused": []}
     for name in names:
         if name in (time, label):
+            continue
+        if not name.strip():
+            found["unused"].append(f"# {_quoted(name)}: has no name, left out")
             continue
         kind, line = _column(name, sample.rows[name], hashed=hashed)
         found[kind].append(line)
@@ -119,7 +124,7 @@ def _of_text(source: RawSource) -> Sample:
     first = content.split(b"\n", 1)[0].decode("utf-8", "backslashreplace").rstrip("\r")
     separator = max(SEPARATORS, key=first.count)
     names = next(csv.reader([first], delimiter=separator))
-    headless = any(re.fullmatch(r"\s*[-+.\d]*\s*", name) for name in names)
+    headless = any(re.fullmatch(r"\s*[-+.\d]+\s*", name) for name in names)
     settings = ["", "[table]", f"separator = {_quoted(separator)}"]
     if headless:
         names = [f"column{i}" for i in range(1, len(names) + 1)]

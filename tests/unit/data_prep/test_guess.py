@@ -236,3 +236,18 @@ def test_a_file_that_is_not_there(tmp_path, capsys):
     assert capsys.readouterr().err == f"error: {tmp_path}/a.csv: no such file; check the path\n"
     assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(tmp_path)]) == 2
     assert "day_" not in capsys.readouterr().err
+
+
+def test_a_header_may_have_a_column_without_a_name(tmp_path):
+    """pandas writes its index so."""
+    text = guess(tmp_path, {"": lambda i: i} | BASE)
+    assert "columns" not in tomllib.loads(text)["table"]
+    assert '\n# "": has no name, left out\n' in text
+    assert read_schema(tmp_path / "schema.toml").kinds().keys() == {"click", "user"}
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path, capsys):
+    file = tmp_path / "a.csv"
+    file.write_text("click,a,a\n1,2,3\n0,3,4\n")
+    assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(file)]) == 2
+    assert capsys.readouterr().err == f"error: {file}: two columns 'a'; rename one\n"
