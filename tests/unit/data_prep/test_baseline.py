@@ -97,13 +97,13 @@ def test_regression_beats_the_constant(report):
     assert (report["rows"], report["train_rows"]) == (1_500, 4_000)
 
 
-def test_settings_are_best_on_validation(prepared, report, metrics, direct):
+def test_settings_are_best_on_validation(prepared, report, metrics):
     data = module.DesignMatrix(prepared[0], module.read_manifest(prepared[0]))
     train, held = data.head("train", 10**6), data.head("validation", 10**6)
     assert (train.label == prepared[1]["train"][2]).all()
 
     def loss(strength):
-        return metrics.log_loss(held.label, direct(strength).fit(*train).predict_proba(held.matrix)[:, 1])
+        return metrics.log_loss(held.label, module._regression(strength).fit(*train).predict_proba(held.matrix)[:, 1])
 
     chosen = report["logistic_regression"]["C"]
     assert loss(chosen) <= min(loss(chosen / 3), loss(chosen * 3))
