@@ -30,6 +30,7 @@ SAMPLE_BYTES = 1 << 21
 MISSING_WORDS = "NA", "na", "NaN", "nan", "None", "none", "-", "?"  # of numbers and dates; in text they may be words
 MISSING = "NULL", "null", "\\N", "N/A", "n/a", "#N/A", "<NA>", *MISSING_WORDS
 FEW = 64  # integers with fewer values are categories
+EXACT = 2**53  # integers up to here are all of float64
 MANY = 10_000  # with more, those seen once are rare
 NUMERAL = r"^[-+]?\d+(\.\d+)?$"
 AMOUNT = r"^[-+]?[$€£]? ?(\d+|\d{1,3}([,.' \x{a0}\x{202f}]\d{3})+)([.,]\d+)?( ?[$€£%])?$"  # 1,096.06
@@ -224,6 +225,8 @@ def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, s
     values = pc.count_distinct(column).as_py()
     scaled = "; takes a pass over the files, none and log1p do not" * hashed
     if pa.types.is_floating(kind):
+        ids = "; beyond 2^53: if these are ids, they are strings of [categorical]"
+        scaled += ids * (pc.max(pc.abs(column.cast(pa.float64()))).as_py() >= EXACT)
         return "dense", f'{key} = "standardize"  # {values:,} values{scaled}'
     if pa.types.is_integer(kind) and values > FEW and not re.search(r"(^|_)id$|user|item", name.lower()):
         transform = "log1p" if pc.min(column).as_py() >= 0 else "standardize"

@@ -251,3 +251,10 @@ def test_two_columns_of_one_name_are_refused(tmp_path, capsys):
     file.write_text("click,a,a\n1,2,3\n0,3,4\n")
     assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(file)]) == 2
     assert capsys.readouterr().err == f"error: {file}: two columns 'a'; rename one\n"
+
+
+def test_ids_beyond_64_bits_are_pointed_out(tmp_path):
+    """Arrow reads them as float64."""
+    text = guess(tmp_path, BASE | {"session": lambda i: 2**63 + i * 4096, "price": lambda i: i / 8})
+    assert re.search("\nsession = .*; beyond 2\\^53: if these are ids, they are strings of", text)
+    assert text.count("beyond") == 1
