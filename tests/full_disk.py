@@ -4,6 +4,7 @@ import contextlib
 import resource
 import signal
 import sys
+from unittest import mock
 
 
 @contextlib.contextmanager
@@ -18,3 +19,16 @@ def full_disk(left):
         sys.dont_write_bytecode = compiles
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+@contextlib.contextmanager
+def full_disk_in(module, name, left):
+    """The same while a function of a module is called."""
+    real = getattr(module, name)
+
+    def limited(*arguments):
+        with full_disk(left):
+            return real(*arguments)
+
+    with mock.patch.object(module, name, limited):
+        yield

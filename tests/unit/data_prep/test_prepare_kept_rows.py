@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from full_disk import full_disk
+from full_disk import full_disk_in
 from test_prepare_lists import COLUMNS as WITH_LISTS
 from test_prepare_lists import write_parquet as write_lists
 from test_prepare_once import prepare_on
@@ -170,15 +170,9 @@ def test_tables_with_lists_are_decoded_again(tmp_path, decoded, capsys):
     assert all(decoded.count(piece) == 2 for piece in decoded)
 
 
-def test_a_disk_that_rows_fill_is_said_with_the_file(tmp_path, monkeypatch, capsys):
-    file, real = write_parquet(tmp_path / "a.parquet"), passes.scan
-
-    def limited(*arguments):
-        with full_disk(300):
-            return real(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(passes, "scan", limited)
+def test_a_disk_that_rows_fill_is_said_with_the_file(tmp_path, capsys):
+    file = write_parquet(tmp_path / "a.parquet")
+    with full_disk_in(passes, "scan", 300):
         assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 2
     assert capsys.readouterr().err.startswith(f"error: {Path(tmp_path) / 'out' / '.prepare' / 'rows' / 'piece-0000'}")
     assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 0

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from full_disk import full_disk
+from full_disk import full_disk_in
 from test_prepare_keys import ONCE, keys_of
 from test_prepare_table import BY_TIME, FOLDS, ROWS, SMALL, content, load, prepare, same, write_csv, write_parquet
 
@@ -197,15 +197,9 @@ def test_any_number_of_ranks_gives_the_same_bytes(ranks, tmp_path):
     assert read_manifest(tmp_path / "out") == read_manifest(tmp_path / "alone")
 
 
-def test_a_full_disk_is_said_with_the_file_and_the_preparation_resumed(tmp_path, monkeypatch, capfd):
-    file, real = write_csv(tmp_path / "a.csv"), passes.scan
-
-    def limited(*arguments):
-        with full_disk(300):
-            return real(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(passes, "scan", limited)
+def test_a_full_disk_is_said_with_the_file_and_the_preparation_resumed(tmp_path, capfd):
+    file = write_csv(tmp_path / "a.csv")
+    with full_disk_in(passes, "scan", 300):
         assert prepare(tmp_path, file, HASHED, *SMALL) == 2
     error = capfd.readouterr().err
     assert error.startswith(f"error: {tmp_path / 'out' / '.prepare' / 'kept' / 'piece-0000-00000'}")
