@@ -172,6 +172,7 @@ def test_tables_with_lists_are_decoded_again(tmp_path, decoded, capsys):
 
 def test_a_disk_that_rows_fill_is_said_with_the_file(tmp_path, capsys):
     file = write_parquet(tmp_path / "a.parquet")
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL, name="compiled") == 0  # kernels are kept on the disk too
     with full_disk_in(passes, "scan", 300):
         assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 2
     assert capsys.readouterr().err.startswith(f"error: {Path(tmp_path) / 'out' / '.prepare' / 'rows' / 'piece-0000'}")

@@ -199,6 +199,7 @@ def test_any_number_of_ranks_gives_the_same_bytes(ranks, tmp_path):
 
 def test_a_full_disk_is_said_with_the_file_and_the_preparation_resumed(tmp_path, capfd):
     file = write_csv(tmp_path / "a.csv")
+    assert prepare(tmp_path, file, HASHED, *SMALL, name="compiled") == 0  # kernels are kept on the disk too
     with full_disk_in(passes, "scan", 300):
         assert prepare(tmp_path, file, HASHED, *SMALL) == 2
     error = capfd.readouterr().err
