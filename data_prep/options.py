@@ -103,7 +103,7 @@ class PrepareOptions:
         copies = 3 if features.weighted else 2  # of the ids of a shard
         lists = copies * list_id_bytes(features) * sum(one.longest for one in features.lists.values())
         shard = min(self.shard_rows, rows) * (packed + shard_row_bytes(features) + 8 + lists)
-        return BASE_BYTES + max(3 * self.table_bytes * counting, piece, shard)
+        return BASE_BYTES + max(3 * self.table_bytes * counting, self.table_bytes * counting + piece, shard)
 
     def ordering_bound(self, rows: int) -> int:
         """The maximum of private bytes for sorting the vocabulary of one feature of ``rows`` rows."""

@@ -37,9 +37,11 @@ def announce(job: Preparation) -> bool:
         )
     bound = options.memory_bound(rows, job.format.features, counting=job.counting)
     tables = f" ({gigabytes(options.table_bytes)} of token tables)" if job.counting else ""
+    alone = job.counting and job.ranks.size == 1
+    larger, sharing = (" beyond the size of those", "") if alone else ("", ", shared by the ranks of a host")
     print(
-        f"memory: at most {gigabytes(bound)} private per rank{tables}; lookup tables are mapped from files, shared by "
-        "the ranks of a host"
+        f"memory: at most {gigabytes(bound)} private per rank{tables}; lookup tables{larger} are mapped from "
+        f"files{sharing}"
     )
     tokens = rows * max((one.longest for one in job.format.features.lists.values()), default=1)
     if job.counting and (ordering := options.ordering_bound(tokens)) > bound:

@@ -22,8 +22,10 @@ def hash_strings(offsets: np.ndarray, content: np.ndarray, out: np.ndarray) -> N
     (rows + 1,) into ``content`` uint8."""
     for row in range(out.size):
         z = np.uint64(0xCBF29CE484222325)
-        for at in range(offsets[row], offsets[row + 1]):
+        at, stop = np.uint64(offsets[row]), np.uint64(offsets[row + 1])  # unsigned: no test for negative places
+        while at < stop:
             z = (z ^ np.uint64(content[at])) * np.uint64(0x100000001B3)
+            at += np.uint64(1)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         out[row] = z ^ (z >> np.uint64(31))
@@ -42,12 +44,17 @@ def _mark(
     """Set ``marked`` bool (rows,) for strings that are one of ``missing``, both as ``hash_strings`` has them, or whose
     bit in ``there`` uint8, from ``first_bit`` on, is not set; that is empty where all are there.
     """
+    longest = 0
+    for m in range(missing_offsets.size - 1):
+        longest = max(longest, missing_offsets[m + 1] - missing_offsets[m])
     for row in range(marked.size):
         bit = first_bit + row
         if there.size and not (there[bit >> 3] >> (bit & 7)) & 1:
             marked[row] = True
             continue
         start, size = offsets[row], offsets[row + 1] - offsets[row]
+        if size > longest:
+            continue
         for m in range(missing_offsets.size - 1):
             first = missing_offsets[m]
             same = missing_offsets[m + 1] - first == size
@@ -78,6 +85,15 @@ def _marked(column: pa.Array, missing: pa.Array) -> np.ndarray:
     there = np.frombuffer((column.null_count and column.buffers()[0]) or b"", dtype=np.uint8)
     _mark(there, column.offset, *_parts(column), *_parts(missing), marked)
     return marked
+
+
+def nulls(column: pa.Array) -> np.ndarray:
+    """uint8 (rows,): 1 where a value is missing."""
+    if not column.null_count or column.type == pa.null():
+        return np.full(len(column), column.null_count > 0, dtype=np.uint8)
+    bits = np.frombuffer(column.buffers()[0], dtype=np.uint8)[column.offset >> 3 :]
+    first = column.offset & 7
+    return np.unpackbits(bits, count=first + len(column), bitorder="little")[first:] ^ 1
 
 
 def null_where_missing(column: pa.Array, missing: pa.Array) -> pa.Array:

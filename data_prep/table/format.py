@@ -9,6 +9,7 @@ import numpy as np
 
 from data_prep.preparation import RawSource, RowFormat, Rows
 from data_prep.ranks import RawDataError
+from data_prep.table.arrow_strings import StringReader, missing_values
 from data_prep.table.rows import RowBuilder, TableRows
 from data_prep.table.schema import KEYS, STRING, Schema, some
 from ssmpi.compiled.jit import njit
@@ -33,7 +34,9 @@ class TableFormat(RowFormat):
         self.features = schema.features
         self.transform = ", ".join(f"{name}: {column.transform}" for name, column in schema.dense.items()) or "none"
         self.splits_rows = schema.split.by != "rows"
+        self._kinds = schema.kinds()
         self._builder = RowBuilder(schema, seed, only_train)
+        self._missing, self._strings = missing_values(schema), StringReader(schema)
 
     def least_count(self, feature: int, options: Any) -> int:
         """That of the schema, else of the command line."""

@@ -19,15 +19,16 @@ from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.raw.diagnosis import shorten
 from data_prep.raw.pieces import TextPiece, open_pieces, units
 from data_prep.raw.sources import TextStream, estimated_lines, line_of
-from data_prep.table.arrow_strings import ARROW
+from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.rows import Place, Problem, TableRows, without
-from data_prep.table.schema import Schema
+from data_prep.table.schema import LIST, STRING, WEIGHTS, Schema
 
 CONVERSION = re.compile(r"In CSV column #(\d+): .*invalid value '(.*)'", re.DOTALL)
 COUNT = re.compile(r"Expected (\d+) columns, got (\d+)")
 ROW = re.compile(r"Row #(\d+):")
+TEXT = (STRING, LIST, WEIGHTS)  # kinds of columns that are read as strings
 FEW = 512  # lines of which pyarrow is asked for the first bad one
 
 
@@ -36,7 +37,6 @@ class TextTable(TableFormat):
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         super().__init__(schema, seed, only_train)
-        self._kinds = schema.kinds()
         self._names = [self._header(source) for source in sources]
         self._piece: TextPiece | None = None
         self._place = Place(0, 0)
@@ -89,8 +89,14 @@ class TextTable(TableFormat):
             text = np.frombuffer(b"".join(content[lines[a] : lines[b]] for a, b in good), dtype=np.uint8)
             starts = np.concatenate([np.arange(0), *(starts[a:b] for a, b in good)]).astype(np.int64)
             table = self._read(text, names, len(starts))
-        columns = {name: table.column(name).combine_chunks() for name in self._kinds}
-        rows, bad = self._builder.build(columns, table.num_rows, self._place)
+        columns, hashed = {}, {}
+        for name, kind in self._kinds.items():
+            column = table.column(name).combine_chunks()
+            if name in self._builder.hashed_strings:
+                hashed[name] = self._strings.tokens(name, column)
+            else:
+                columns[name] = null_where_missing(column, self._missing) if kind in TEXT else column
+        rows, bad = self._builder.build(columns, table.num_rows, self._place, hashed)
         for row in sorted(bad):
             piece.refuse(offset + int(starts[row]), *bad[row])
         return without(rows, bad) if bad else rows
@@ -105,10 +111,7 @@ class TextTable(TableFormat):
             arrow_csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=list(names)),
             arrow_csv.ParseOptions(delimiter=self.schema.separator, ignore_empty_lines=False),
             arrow_csv.ConvertOptions(
-                column_types=types,
-                include_columns=list(types),
-                null_values=list(self.schema.missing),
-                strings_can_be_null=True,
+                column_types=types, include_columns=list(types), null_values=list(self.schema.missing)
             ),
         )
         if table.num_rows != rows:

@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.files import save_array
 from data_prep.preparation import Preparation, Rows
 from data_prep.ranks import RawDataError
-from data_prep.vocabulary.lookup import look_up
+from data_prep.vocabulary.lookup import look_up, lookup_bytes
 from data_prep.vocabulary.vocabulary_file import RESERVED_IDS, Vocabulary
 from ssmpi.data.schema import KEY_OF_ZERO, MISSING_ID, MISSING_KEY
 
@@ -74,7 +74,12 @@ def in_memory(vocabulary: Vocabulary) -> Encoder:
 
 
 def shared(job: Preparation, vocabulary: Vocabulary) -> Encoder:
-    """An encoder with its tables in files of the work folder, written by all ranks together and mapped read-only."""
+    """An encoder with its tables in files of the work folder, written by all ranks together and mapped read-only. A
+    rank alone has them in its own memory, if the bound of the token tables leaves room for them.
+    """
+    room = job.options.table_bytes * job.counting
+    if job.ranks.size == 1 and sum(map(lookup_bytes, vocabulary.cardinalities)) <= room:
+        return in_memory(vocabulary)
     paths = [_folder(job) / f"{f}.npy" for f in range(len(vocabulary.names))]
 
     def body() -> None:

@@ -4,41 +4,68 @@ from __future__ import annotations
 
 import numpy as np
 
+from data_prep.raw.fields import Integer
 from data_prep.tokens import Tokens
-from data_prep.vocabulary.tables import LOAD, home_slot, slot_of
+from data_prep.vocabulary.tables import HALF, MIX
 from ssmpi.compiled.cache_lines import ask
 from ssmpi.compiled.jit import njit
 from ssmpi.data.schema import MISSING_ID, RARE_ID
 
+LOAD = 0.75  # of tables that do not grow
 AHEAD = 16  # rows between the one being looked up and the one whose slot is prefetched
 
 
 @njit(cache=True, nogil=True)
+def _home(token: Integer, slots: Integer) -> Integer:
+    """The home slot of a token in a table of any size: the upper half of its hash, scaled."""
+    return np.int64(((np.uint64(token) * MIX) >> HALF) * np.uint64(slots) >> HALF)
+
+
+@njit(cache=True, nogil=True)
+def _slot_of(token: Integer, table: np.ndarray) -> Integer:
+    """The slot of a token in a table uint64 (slots,), or the free one where it belongs."""
+    slot = _home(token, table.size)
+    while table[slot] != 0 and table[slot] >> HALF != token:
+        slot = slot + 1 if slot + 1 < table.size else 0
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def _wide_slot_of(token: Integer, table: np.ndarray) -> Integer:
+    """As ``_slot_of`` in a table uint64 (slots, 2)."""
+    slot = _home(token, table.shape[0])
+    while table[slot, 1] != 0 and table[slot, 0] != token:
+        slot = slot + 1 if slot + 1 < table.shape[0] else 0
+    return slot
+
+
+@njit(cache=True, nogil=True)
 def _build(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
-    bits = np.int64(np.log2(table.size) + 0.5)
-    wrap = table.size - 1
     for i in range(tokens.size):
-        slot = home_slot(tokens[i], bits)
-        while table[slot] != 0:
-            slot = (slot + 1) & wrap
-        table[slot] = (np.uint64(tokens[i]) << np.uint64(32)) | np.uint64(first_id + i + 1)
+        token = np.uint64(tokens[i])
+        table[_slot_of(token, table)] = (token << HALF) | np.uint64(first_id + i + 1)
 
 
 @njit(cache=True, nogil=True)
 def _build_wide(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
-    bits = np.int64(np.log2(table.shape[0]) + 0.5)
-    wrap = table.shape[0] - 1
     for i in range(tokens.size):
-        slot = home_slot(tokens[i], bits)
-        while table[slot, 1] != 0:
-            slot = (slot + 1) & wrap
+        slot = _wide_slot_of(tokens[i], table)
         table[slot, 0], table[slot, 1] = tokens[i], np.uint64(first_id + i + 1)
+
+
+def _slots(tokens: int) -> int:
+    return int(tokens / LOAD) + 1
+
+
+def lookup_bytes(tokens: int) -> int:
+    """The most bytes of a table of so many tokens."""
+    return 16 * _slots(tokens)
 
 
 def lookup_table(tokens: np.ndarray, first_id: int) -> np.ndarray:
     """A table uint64 (slots,), or for tokens uint64 (slots, 2), for ``look_up``: ``tokens[i]`` has id
     ``first_id + i``."""
-    slots = 1 << max(4, int(len(tokens) / LOAD).bit_length())
+    slots = _slots(len(tokens))
     wide = tokens.dtype == np.uint64
     table: np.ndarray = np.zeros((slots, 2) if wide else slots, dtype=np.uint64)
     (_build_wide if wide else _build)(tokens, first_id, table)
@@ -50,15 +77,13 @@ def lookup_table(tokens: np.ndarray, first_id: int) -> np.ndarray:
 def _look_up(
     tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, reserved: tuple[int, int], ids: np.ndarray
 ) -> None:
-    bits = np.int64(np.log2(table.size) + 0.5)
     for row in range(tokens.size):
         if row + AHEAD < tokens.size:
-            slot = home_slot(np.uint64(tokens[row + AHEAD]), bits)
-            ask(np.uint64(table[slot:].ctypes.data))  # type: ignore[call-arg]  # numba gives the first
+            ask(np.uint64(table[_home(tokens[row + AHEAD], table.size) :].ctypes.data))  # type: ignore[call-arg]  # numba gives the first
         if bit >= 0 and (missing[row] >> bit) & 1:
             ids[row] = reserved[0]
             continue
-        entry = table[slot_of(np.uint64(tokens[row]), table, bits)]
+        entry = table[_slot_of(np.uint64(tokens[row]), table)]
         ids[row] = np.int32((entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)) if entry != 0 else reserved[1]
 
 
@@ -66,18 +91,13 @@ def _look_up(
 def _look_up_wide(
     tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, reserved: tuple[int, int], ids: np.ndarray
 ) -> None:
-    bits = np.int64(np.log2(table.shape[0]) + 0.5)
-    wrap = table.shape[0] - 1
     for row in range(tokens.size):
         if row + AHEAD < tokens.size:
-            slot = home_slot(tokens[row + AHEAD], bits)
-            ask(np.uint64(table[slot:].ctypes.data))  # type: ignore[call-arg]
+            ask(np.uint64(table[_home(tokens[row + AHEAD], table.shape[0]) :].ctypes.data))  # type: ignore[call-arg]
         if (missing[row] >> bit) & 1:
             ids[row] = reserved[0]
             continue
-        slot = home_slot(tokens[row], bits)
-        while table[slot, 1] != 0 and table[slot, 0] != tokens[row]:
-            slot = (slot + 1) & wrap
+        slot = _wide_slot_of(tokens[row], table)
         ids[row] = np.int32(table[slot, 1] - np.uint64(1)) if table[slot, 1] != 0 else reserved[1]
 
 

@@ -316,7 +316,7 @@ def test_killed_at_any_file_and_started_again_it_ends_with_the_same_bytes(raw, t
 def test_temporary_rows_lost_in_a_crash_are_made_again(raw, tmp_path, damage):
     arguments = ["criteo", str(raw), *SMALL, "-o", str(tmp_path / "out")]
     kept = 0
-    for after in range(60, 150, 5):
+    for after in range(30, 150, 5):
         killed(after, arguments)
         for path in (tmp_path / "out" / ".prepare" / "pieces").glob("*.rows"):
             path.write_bytes(damage(path.read_bytes()))  # never flushed to disk: a power cut takes it

@@ -16,6 +16,7 @@ from data_prep.files import save_array
 from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
 from data_prep.raw.sources import TextStream
+from data_prep.vocabulary import encoding
 from ssmpi.core.errors import DataError
 from ssmpi.data import hdf5_file
 
@@ -50,6 +51,7 @@ def test_a_full_disk_is_said_with_the_file(step, left, name, raw, tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(module, step, limited)
+        patch.setattr(encoding, "lookup_bytes", lambda tokens: 1 << 40)  # so large that tables go to files
         assert main(["criteo", str(raw), "-o", str(out)]) == 2
     error = capfd.readouterr().err
     assert error.startswith(f"error: {out / name}: ")
