@@ -2,7 +2,8 @@
 
 Commands are measured as a user starts them, in turns, each round beginning with a different one. The rows are
 synthetic: with few ids, or with some four millions (in two million rows). What a command takes for the first
-``START_ROWS`` of them, to start and to load compiled code, is left out. Figures are medians.
+``START_ROWS`` of them, to start and to load compiled code, is left out. Figures are medians; those of the user's CPU
+seconds leave out the kernel's, most of which are what memory costs here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssmpi.bench.harness import data, reporting, table_files
 from ssmpi.bench.harness.reporting import chosen, publish, say
@@ -31,17 +32,24 @@ IDS = {"few ids": ("--scale", "0.01"), "4 M ids": ("--scale", "1", "--skew", "0.
 FILES = {"text": "train.txt", "csv": "train.csv", "parquet": "train.parquet"}
 
 
+class Visit(NamedTuple):
+    """What a command took: CPU seconds, those in user mode among them, and peak bytes."""
+
+    seconds: float
+    user: float
+    peak: int
+
+
 @dataclass
 class Case:
-    """A command and its visits: CPU seconds and peak bytes; of its first rows CPU seconds alone."""
+    """A command and its visits, and those with its first rows alone."""
 
     name: str
     ids: str
     file: str
     found_ids: int = 0
-    seconds: list[float] = field(default_factory=list)
-    starts: list[float] = field(default_factory=list)
-    peaks: list[int] = field(default_factory=list)
+    visits: list[Visit] = field(default_factory=list)
+    starts: list[Visit] = field(default_factory=list)
 
     def words(self, raw: Path) -> list[str | Path]:
         """The command without its output; ``raw`` is the folder of its file."""
@@ -51,7 +59,15 @@ class Case:
 
     def rate(self, rows: int) -> float:
         """Rows per core-second after the start."""
-        return (rows - START_ROWS) / (statistics.median(self.seconds) - statistics.median(self.starts))
+        return (rows - START_ROWS) / (self.median("seconds") - self.median("seconds", self.starts))
+
+    def user_rate(self, rows: int) -> float:
+        """As ``rate``, of seconds in user mode."""
+        return (rows - START_ROWS) / (self.median("user") - self.median("user", self.starts))
+
+    def median(self, name: str, of: Sequence[Visit] = ()) -> float:
+        """Of all visits, or of some."""
+        return statistics.median(getattr(one, name) for one in of or self.visits)
 
 
 def cases() -> list[Case]:
@@ -83,10 +99,8 @@ def measure(options: PrepareOptions) -> Path:
             say(f"round {round_ + 1} of {rounds}")
             first = round_ % len(some)
             for case in some[first:] + some[:first]:
-                case.starts.append(visit(case, folder / "first", folder / "out")[0])
-                seconds, peak = visit(case, folder / "all", folder / "out")
-                case.seconds.append(seconds)
-                case.peaks.append(peak)
+                case.starts.append(visit(case, folder / "first", folder / "out"))
+                case.visits.append(visit(case, folder / "all", folder / "out"))
     report = {"machine": header, "rows": rows, "cases": [plain(case, rows) for case in some]}
     return publish(options.folder / RESULT, report, table(some, rows, rounds))
 
@@ -103,16 +117,16 @@ def make_rows(folder: Path, ids: str, rows: int, *, tables: bool) -> None:
         run([*PYTHON, "-m", table_files.__name__, *(place / name for name in FILES.values())])
 
 
-def visit(case: Case, raw: Path, output: Path) -> tuple[float, int]:
-    """Prepare once: CPU seconds and peak bytes of the process."""
+def visit(case: Case, raw: Path, output: Path) -> Visit:
+    """Prepare once."""
     found = run([*PYTHON, "-m", "data_prep", *case.words(raw / case.ids), "--output", output])
     case.found_ids = sum(read_manifest(output).cardinalities)
     shutil.rmtree(output)
     return found
 
 
-def run(line: Sequence[str | Path]) -> tuple[float, int]:
-    """CPU seconds and peak bytes of a command; DataError with its output if it fails."""
+def run(line: Sequence[str | Path]) -> Visit:
+    """What a command took; DataError with its output if it fails."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(line, stdout=said, stderr=said)
         _, status, usage = os.wait4(process.pid, 0)
@@ -120,14 +134,15 @@ def run(line: Sequence[str | Path]) -> tuple[float, int]:
         if process.returncode:
             said.seek(0)
             raise DataError(f"{' '.join(map(str, line))}: {said.read().decode(errors='replace').strip()}")
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    return Visit(usage.ru_utime + usage.ru_stime, usage.ru_utime, usage.ru_maxrss * 1024)
 
 
 def plain(case: Case, rows: int) -> dict[str, Any]:
     """A case as JSON."""
     return {
         "name": case.name, "ids": case.found_ids, "rows_per_core_second": case.rate(rows),
-        "seconds": case.seconds, "start_seconds": case.starts, "peak_bytes": case.peaks,
+        "rows_per_user_second": case.user_rate(rows), "visits": [one._asdict() for one in case.visits],
+        "starts": [one._asdict() for one in case.starts],
     }  # fmt: skip
 
 
@@ -135,20 +150,24 @@ def table(some: Sequence[Case], rows: int, rounds: int) -> str:
     """A line per command, and the ratios of rates between Parquet and CSV."""
     lines = [
         f"{rows:,} rows of 39 features, medians of {rounds} rounds in turns, CPU seconds without those of the start",
-        f"{'ssmpi-prepare':24}       ids  M rows a core-second   lowest  highest  start s  peak MB",
+        f"{'ssmpi-prepare':24}       ids  M rows a core-second   lowest  highest  a user s  start s  peak MB",
     ]
     for case in some:
-        rates = sorted((rows - START_ROWS) / 1e6 / (s - b) for s, b in zip(case.seconds, case.starts, strict=True))
+        taken = [whole.seconds - start.seconds for whole, start in zip(case.visits, case.starts, strict=True)]
+        rates = sorted((rows - START_ROWS) / 1e6 / seconds for seconds in taken)
         lines.append(
             f"{case.name:24}{case.found_ids:10,}{case.rate(rows) / 1e6:22.3f}{rates[0]:9.3f}{rates[-1]:9.3f}"
-            f"{statistics.median(case.starts):9.2f}{statistics.median(case.peaks) / 1e6:9,.0f}"
+            f"{case.user_rate(rows) / 1e6:10.3f}{case.median('seconds', case.starts):9.2f}"
+            f"{case.median('peak') / 1e6:9,.0f}"
         )
     return "\n".join([*lines, *ratios(some, rows)])
 
 
 def ratios(some: Sequence[Case], rows: int) -> Iterator[str]:
     """For each kind of rows that both were measured with."""
-    rates = {(case.ids, case.file): case.rate(rows) for case in some}
+    found = {(case.ids, case.file): case for case in some}
     for ids in IDS:
-        if (ids, "csv") in rates and (ids, "parquet") in rates:
-            yield f"Parquet / CSV, {ids}: {rates[ids, 'parquet'] / rates[ids, 'csv']:.2f}"
+        if (ids, "csv") in found and (ids, "parquet") in found:
+            csv, parquet = found[ids, "csv"], found[ids, "parquet"]
+            ratio, of_user = parquet.rate(rows) / csv.rate(rows), parquet.user_rate(rows) / csv.user_rate(rows)
+            yield f"Parquet / CSV, {ids}: {ratio:.2f}, of rows a user CPU second {of_user:.2f}"

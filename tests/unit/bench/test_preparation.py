@@ -60,7 +60,8 @@ def test_commands_come_in_turns_and_rates_leave_out_the_start(tmp_path, monkeypa
 
     def visit(case, raw, output):
         visits.append((case.name, raw.name))
-        return (1.0 if raw.name == "first" else seconds[case.name.split(",")[0]]), 7_000_000
+        whole = 1.0 if raw.name == "first" else seconds[case.name.split(",")[0]]
+        return preparation.Visit(whole, whole - (0.75 if whole == 3 else 0.25), 7_000_000)
 
     monkeypatch.setattr(preparation, "visit", visit)
     monkeypatch.setattr(preparation, "make_rows", lambda folder, ids, rows, tables: made.append((ids, rows, tables)))
@@ -72,13 +73,16 @@ def test_commands_come_in_turns_and_rates_leave_out_the_start(tmp_path, monkeypa
     assert [name for name, raw in visits[3:] if raw == "all"] == [*names, *names[1:], names[0]]
     report = json.loads(target.read_text())
     assert [case["rows_per_core_second"] for case in report["cases"]] == [200_000, 100_000, 200_000]
-    assert "Parquet / CSV, few ids: 2.00" in capsys.readouterr().out
+    assert [case["rows_per_user_second"] for case in report["cases"]] == [400_000 / 1.5, 100_000, 400_000 / 1.5]
+    assert "Parquet / CSV, few ids: 2.00, of rows a user CPU second 2.67" in capsys.readouterr().out
     assert {path.name for path in options.folder.iterdir()} == {"prepare.json", "prepare.txt"}  # no rows are left
 
 
 def test_a_command_is_measured_or_named(tmp_path):
     line = [sys.executable, "-c", "b = bytearray(300 << 20); b[::4096] = b[::4096]"]
-    assert preparation.run(line)[1] > 300 << 20
+    found = preparation.run(line)
+    assert found.peak > 300 << 20
+    assert 0 < found.user < found.seconds
     with pytest.raises(DataError, match=r"(?s)exit\('no rows'\).*: no rows"):
         preparation.run([sys.executable, "-c", "exit('no rows')"])
 
