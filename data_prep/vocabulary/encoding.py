@@ -1,4 +1,4 @@
-"""Turns parsed rows into ids: the lookup tables of a vocabulary, in files that the ranks of a host share by mmap."""
+"""Turns parsed rows into ids: the lookup tables of a vocabulary, of several ranks in files that they share by mmap."""
 
 from __future__ import annotations
 

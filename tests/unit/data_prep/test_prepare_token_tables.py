@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.tokens import Tokens
 from data_prep.vocabulary.lookup import look_up, lookup_table
-from data_prep.vocabulary.tables import LARGE, LOAD, CountTable, WideCountTable
+from data_prep.vocabulary.tables import LARGE, LOAD, MIX, CountTable, WideCountTable
 from data_prep.vocabulary.vocabulary_file import by_count
 
 SIZES = [50, int(1.2 * LOAD * LARGE)]  # distinct tokens
@@ -74,6 +74,17 @@ def test_every_token_gets_its_id(kind, coded, reserved, distinct):
     ids = look_up(tokens, lookup_table(known, first), reserved=reserved)
     assert ids.dtype == np.int32
     assert ids.tolist() == [0 if row is None else numbers.get(row, unseen) for row in rows]
+
+
+@pytest.mark.parametrize("kind", [np.uint32, np.uint64])
+def test_tokens_that_belong_to_the_last_slot_go_on_at_the_first(kind):
+    drawn = np.random.default_rng(2).integers(0, np.iinfo(kind).max, 500, dtype=kind)
+    last = [token for token in drawn if (int(token) * int(MIX) % 2**64 >> 32) * 7 >> 32 == 6]
+    tokens = np.array(last[:9], kind)
+    table = lookup_table(tokens[:5], 3)
+    assert len(table) == 7
+    ids = look_up(Tokens(tokens, np.zeros(9, np.uint8)), table, reserved=True)
+    assert ids.tolist() == [3, 4, 5, 6, 7, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("most", [3, 2**16 - 1, 2**16 + 1, 2**40])
