@@ -83,12 +83,11 @@ def _make(job: Preparation) -> Manifest:
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
     placed = place(found.records, job.format.splits_rows)
     job.format.last_pass()
-    scratch = Scratch()  # shards reuse what packing pieces took
-    scatter(job, placed, packer, layout, scratch)
+    scatter(job, placed, packer, layout)
     del packer  # shards take the memory and the disk of its tables
     ranks.first(lambda: drop_tables(job))
     common = {"data_set": data_set, "cardinalities": vocabulary.cardinalities}
-    written = write_shards(job, placed, layout, wide, common, scratch)
+    written = write_shards(job, placed, layout, wide, common)
 
     manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
     ranks.first(lambda: str(write_manifest(options.output, manifest)))

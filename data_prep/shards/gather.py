@@ -67,11 +67,9 @@ class GroupedFiles:
 class Collector:
     """Makes the columns of one shard of what pieces have for it."""
 
-    def __init__(
-        self, job: Preparation, placed: Sequence[PlacedPiece], wide: np.ndarray, publisher: Publisher, scratch: Scratch
-    ) -> None:
+    def __init__(self, job: Preparation, placed: Sequence[PlacedPiece], wide: np.ndarray, publisher: Publisher) -> None:
         self.publisher = publisher
-        self._of, self._wide, self._labelled, self._scratch = job.format, wide, job.labelled, scratch
+        self._of, self._wide, self._labelled, self._scratch = job.format, wide, job.labelled, Scratch()
         self._rows = GroupedFiles([one.rows(job.work) for one in placed], row_bytes(wide))
         if job.format.features.lists:
             self._item = item_type(job.format.features)
@@ -108,9 +106,8 @@ class Collector:
 
 
 def write_shards(
-    job: Preparation, placed: Sequence[PlacedPiece], layout: ShardLayout, wide: np.ndarray, common: dict[str, Any],
-    scratch: Scratch,
-) -> list[WrittenShard]:  # fmt: skip
+    job: Preparation, placed: Sequence[PlacedPiece], layout: ShardLayout, wide: np.ndarray, common: dict[str, Any]
+) -> list[WrittenShard]:
     """Write the shards that do not exist yet; returns all shards, in order, on every rank.
 
     ``wide``: widths of the packed columns; ``common``: attributes of all shards, including ``data_set``.
@@ -121,7 +118,7 @@ def write_shards(
     def body() -> list[tuple[int, WrittenShard]]:
         written = []
         with Publisher() as publisher:
-            collector = Collector(job, placed, wide, publisher, scratch)
+            collector = Collector(job, placed, wide, publisher)
             mine = _named(targets, collector)[job.ranks.rank :: job.ranks.size]
             with ProgressBar(job.ranks, "shards", len(mine), " shards") as progress:
                 for target, file in mine:

@@ -143,7 +143,7 @@ class Grouping:
         self._placed.rows(self._work).save(self.out, self._offsets.astype(np.uint32))
 
 
-def scatter(job: Preparation, placed: list[PlacedPiece], packer: Packer, layout: ShardLayout, scratch: Scratch) -> None:
+def scatter(job: Preparation, placed: list[PlacedPiece], packer: Packer, layout: ShardLayout) -> None:
     """Write the grouped pieces that do not exist yet, of rows that the first pass has kept or of raw ones."""
     by_key = {p.record.key: p for p in placed}
     title = "pass 2: encode" if job.awaits else "group"
@@ -151,7 +151,7 @@ def scatter(job: Preparation, placed: list[PlacedPiece], packer: Packer, layout:
     def body() -> None:
         mine = job.deal()
         with ProgressBar(job.ranks, title, sum(unit.bytes for unit in mine), "B") as progress:
-            placement = Destination(job.work, packer, layout, progress, scratch)
+            placement = Destination(job.work, packer, layout, progress, Scratch())
             for unit in mine:
                 pieces = _pieces(unit, by_key)
                 done = {p.record.key for p in pieces if _done(p, placement)}

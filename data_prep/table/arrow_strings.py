@@ -87,15 +87,6 @@ def _marked(column: pa.Array, missing: pa.Array) -> np.ndarray:
     return marked
 
 
-def nulls(column: pa.Array) -> np.ndarray:
-    """uint8 (rows,): 1 where a value is missing."""
-    if not column.null_count or column.type == pa.null():
-        return np.full(len(column), column.null_count > 0, dtype=np.uint8)
-    bits = np.frombuffer(column.buffers()[0], dtype=np.uint8)[column.offset >> 3 :]
-    first = column.offset & 7
-    return np.unpackbits(bits, count=first + len(column), bitorder="little")[first:] ^ 1
-
-
 def null_where_missing(column: pa.Array, missing: pa.Array) -> pa.Array:
     """The strings; null where they are one of ``missing``."""
     marked = _marked(column, missing)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from data_prep.preparation import Tally
 from data_prep.shards.shard_layout import draw_shards
-from data_prep.table.arrow_strings import hashes_of, nulls, tokens_of
+from data_prep.table.arrow_strings import hashes_of, tokens_of
 from data_prep.table.lists import ListReader
 from data_prep.table.schema import KEYS, REFUSE, STRING, Label, Schema
 from data_prep.token_lists import TokenLists
@@ -145,7 +145,7 @@ class RowBuilder:
 
     def _tokens(self, name: str, column: pa.Array) -> Tokens:
         values = (hashes_of if self.schema.categorical[name].hash == KEYS else tokens_of)(column)
-        return Tokens(values, nulls(column))
+        return Tokens(values, column.is_null().to_numpy(zero_copy_only=False).view(np.uint8))
 
     def _check_dense(self, name: str, values: np.ndarray, bad: dict[int, Problem]) -> None:
         column = self.schema.dense[name]

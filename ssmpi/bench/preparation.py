@@ -150,7 +150,7 @@ def table(some: Sequence[Case], rows: int, rounds: int) -> str:
     """A line per command, and the ratios of rates between Parquet and CSV."""
     lines = [
         f"{rows:,} rows of 39 features, medians of {rounds} rounds in turns, CPU seconds without those of the start",
-        f"{'ssmpi-prepare':24}       ids  M rows a core-second   lowest  highest  a user s  start s  peak MB",
+        f"{'ssmpi-prepare':24}       ids  M rows a core-second   lowest  highest  user CPU  start s  peak MB",
     ]
     for case in some:
         taken = [whole.seconds - start.seconds for whole, start in zip(case.visits, case.starts, strict=True)]
