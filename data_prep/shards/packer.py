@@ -127,10 +127,8 @@ class Keeper:
             checksum = zlib.crc32(packed.data, checksum)
             if rows.split is not None:
                 splits.append(rows.split.astype(np.uint8))
-            left = packed.reshape(-1).data
             with atomic_file.naming(kept.path):
-                while left.nbytes:
-                    left = left[out.write(left) :]
+                atomic_file.write_all(out, packed)
 
         with out:
             yield keep

@@ -41,7 +41,7 @@ class GroupedFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(f"{self.path.name}.tmp")
         with atomic_file.naming(self.path), beside.open("wb") as out:
-            out.write(content.data)
+            atomic_file.write_all(out, content)
         beside.replace(self.path)
         checksum = np.array([zlib.crc32(content.data)], dtype=starts.dtype)
         save_array(self._index, np.concatenate([checksum, starts]))

@@ -53,13 +53,12 @@ class RowWriter:
                 header.append(None if array is None else SAME)
             else:
                 header.append((array.dtype.str, len(array)))
-                new.append(array.view(np.uint8).data)
+                new.append(array)
         out = self._file()
         with atomic_file.naming(self.paths[-1]):
-            for left in (memoryview(json.dumps(header).encode() + b"\n"), *new):
-                self._left -= left.nbytes
-                while left.nbytes:
-                    left = left[out.write(left) :]
+            for array in (np.frombuffer(json.dumps(header).encode() + b"\n", np.uint8), *new):
+                self._left -= array.nbytes
+                atomic_file.write_all(out, array)
 
     def _file(self) -> FileIO:
         if self._out is None or self._left <= 0:

@@ -154,9 +154,9 @@ def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attribut
         cardinalities, sizes = [], []
         for name, merged in features.items():
             group = out.create_group(name)
-            group.create_dataset("token", data=merged.tokens, dtype="<u8" if "features" in attributes else "<u4")
+            hdf5_file.write(group, "token", merged.tokens, "<u8" if "features" in attributes else "<u4")
             if attributes["id_order"] == FREQUENCY:
-                group.create_dataset("count", data=merged.counts, dtype="<i8")
+                hdf5_file.write(group, "count", merged.counts, "<i8")
             cardinalities.append(_cardinality(name, len(merged.tokens), attributes))
             sizes.append(merged.sizes)
         if max(cardinalities) >= 2**31:

@@ -18,8 +18,9 @@ import numpy as np
 
 from ssmpi.checkpoint import disk
 from ssmpi.core.errors import DataError
+from ssmpi.files.atomic_file import WRITE_BYTES
 
-SLICE = 1 << 24  # bytes written and hashed at a time
+SLICE = WRITE_BYTES  # written, or read, and hashed at a time
 
 Dataset = tuple[str, np.ndarray, Mapping[str, Any]]  # name, values, attributes
 

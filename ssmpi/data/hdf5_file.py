@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
+import numpy as np
+
+from ssmpi.files.atomic_file import WRITE_BYTES
 
 OVERHEAD = 1 << 14  # bytes of headers, and for each group
 KEEP_SIZE = 1  # of fallocate(2): the file does not become longer
@@ -38,6 +41,15 @@ def create(path: Path, content: int) -> Iterator[h5py.File]:
             raise
         yield out
     os.truncate(path, path.stat().st_size)  # gives back what was taken beyond the end
+
+
+def write(out: h5py.Group, name: str, values: np.ndarray, dtype: str) -> None:
+    """Write an array as a data set, about ``WRITE_BYTES`` at a time."""
+    made = out.create_dataset(name, values.shape, dtype)
+    rows = max(1, WRITE_BYTES * len(values) // max(1, values.nbytes))
+    for first in range(0, len(values), rows):
+        some = np.s_[first : first + rows]
+        made.write_direct(np.ascontiguousarray(values[some]), dest_sel=some)
 
 
 def _reserve(handle: int, size: int) -> None:

@@ -233,7 +233,7 @@ def lay_out_shard(path: Path, columns: Columns, attributes: Mapping[str, Any]) -
         for name, value in attributes.items():
             out.attrs[name] = value
         for name, column in named.items():
-            out.create_dataset(name, data=column, dtype=DTYPES[name])
+            hdf5_file.write(out, name, column, DTYPES[name])
     return total
 
 

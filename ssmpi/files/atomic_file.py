@@ -10,10 +10,14 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from ssmpi.core.errors import UserError
+
+# Bytes written at a time: larger writes take free blocks of 2 MB, which virtual machines may have given to their host.
+WRITE_BYTES = 1 << 20
 
 
 def check_replaceable(path: Path, earlier: re.Pattern[bytes]) -> None:
@@ -101,7 +105,14 @@ def write_array(path: Path, array: np.ndarray) -> None:
     array = np.ascontiguousarray(array)
     with whole(path) as beside, beside.open("wb") as out:
         np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
-        out.write(array.data)
+        write_all(out, array)
+
+
+def write_all(out: BinaryIO, array: np.ndarray) -> None:
+    """Write all bytes of a contiguous array, at most ``WRITE_BYTES`` at a time."""
+    left = array.reshape(-1).view(np.uint8).data
+    while left.nbytes:
+        left = left[out.write(left[:WRITE_BYTES]) :]
 
 
 def _beside(path: Path) -> Path:

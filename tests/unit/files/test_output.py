@@ -1,12 +1,14 @@
 """A file appears whole or not at all, and what cannot be written is said before the work for it."""
 
 import contextlib
+import io
 import itertools
 import os
 import re
 import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from faults import no_room
@@ -19,7 +21,9 @@ from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.pending_save import make_anew
 from ssmpi.core.errors import UserError
 from ssmpi.core.topology import Role
+from ssmpi.data import hdf5_file
 from ssmpi.files import atomic_file
+from ssmpi.files.atomic_file import WRITE_BYTES
 from ssmpi.files.log import log
 from ssmpi.host import cpu_usage
 from ssmpi.metrics.jsonl import JsonlFile
@@ -203,3 +207,27 @@ def test_only_an_earlier_output_is_replaced(tmp_path, content, earlier, replaced
     with pytest.raises(UserError, match="not an earlier output of this command"):
         atomic_file.check_replaceable(path, re.compile(earlier, re.DOTALL))
     assert path.read_bytes() == content
+
+
+def test_all_bytes_are_written_however_few_a_write_takes():
+    class Slow(io.BytesIO):
+        def write(self, content):
+            sizes.append(len(content))
+            return super().write(content[: 1 + len(content) // 2])
+
+    sizes, out, array = [], Slow(), np.arange(3 * WRITE_BYTES // 8 + 5).reshape(-1, 1)
+    atomic_file.write_all(out, array)
+    assert out.getvalue() == array.tobytes()
+    assert max(sizes) == WRITE_BYTES
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 26), (5,), (5, 26), (100_003, 26), (2, WRITE_BYTES), (5, 0)])
+def test_a_data_set_written_in_parts_has_the_bytes_of_one_written_at_once(tmp_path, monkeypatch, shape):
+    values = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    with hdf5_file.create(tmp_path / "parts", values.nbytes) as out:
+        hdf5_file.write(out, "ids", values, "<i4")
+    with hdf5_file.create(tmp_path / "once", values.nbytes) as out:
+        out.create_dataset("ids", data=values, dtype="<i4")
+    assert (tmp_path / "parts").read_bytes() == (tmp_path / "once").read_bytes()
+    with h5py.File(tmp_path / "parts") as found:
+        np.testing.assert_array_equal(found["ids"][()], values)
