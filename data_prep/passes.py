@@ -105,15 +105,16 @@ def _first_pass(job: Preparation, packer: Packer | None) -> ScanResult:
         return scan(job, SCAN, "pass 1: check", None)
     if job.options.fit_on == "all" or job.format.splits_rows:
         return scan(job, SCAN, "pass 1: check and count", every_row)
-    pieces = job.format.known_rows(job)
-    if pieces is None:
+    if not job.counts_rows_first:
         return scan(job, SCAN, "pass 1: check", None)
+    pieces = job.format.count_rows(job)
     rows = [sum(n for (index, _), n in pieces if index == source.index) for source in job.sources]
     train = split_rows(job.identity["split"], rows, job.identity["split_name"]).get("train", (0, 0))
     found = scan(job, FIT, "pass 1: check and count", training_rows(pieces, train))
-    for expected, record in zip(pieces, found.records, strict=True):
-        if expected != (record.key, record.rows):
-            raise RawDataError(CHANGED.format(job.sources[record.source].path))
+    differing = set(pieces) ^ {(record.key, record.rows) for record in found.records}
+    if differing:
+        (source, _), _ = min(differing)
+        raise RawDataError(CHANGED.format(job.sources[source].path))
     return found
 
 

@@ -141,6 +141,7 @@ class RowFormat(ABC):
     transform: str  # of dense values, for people
     token_type: type[np.unsignedinteger[Any]] = np.uint32
     packs_floats = False  # packed dense values are bits of float32 (else integers, of which shards get logarithms)
+    knows_rows = False  # its files say how many rows they have; else lines are counted
     splits_rows = False  # rows say in which split they are; else splits are ranges of rows
 
     @abstractmethod
@@ -159,11 +160,9 @@ class RowFormat(ABC):
     def estimated_rows(self, source: RawSource) -> int:
         """About how many rows a source has."""
 
-    def known_rows(self, job: Preparation) -> list[tuple[Piece, int]] | None:
-        """All pieces of the job, in input order, and how many rows each has, where that is known before they are read;
-        else None.
-        """
-        return None
+    @abstractmethod
+    def count_rows(self, job: Preparation) -> list[tuple[Piece, int]]:
+        """All pieces of the job, in input order, and how many rows each has if none is bad. Every rank calls it."""
 
     @abstractmethod
     def largest(self, found: Sequence[Sequence[int]]) -> list[int]:
@@ -241,6 +240,15 @@ class Preparation:
     def awaits(self) -> list[str]:
         """What has to be known of all rows before any can be packed; else the raw files are read once."""
         return self.format.awaits(fitting=self.fitting)
+
+    @property
+    def counts_rows_first(self) -> bool:
+        """Whether the number of rows has to be known before any is counted for the vocabulary: the first are trained
+        on, and bad ones make no difference.
+        """
+        options = self.options
+        first_ones = self.fitting and options.fit_on == "train" and not self.format.splits_rows
+        return first_ones and not options.skip_bad_rows
 
     @property
     def counting(self) -> bool:

@@ -14,7 +14,7 @@ from data_prep.ranks import BadRowError
 from data_prep.raw.diagnosis import FIELDS, diagnose, shorten
 from data_prep.raw.fields import Integer
 from data_prep.raw.parser import ParsedRows, count_rows, parse, room_for, row_end
-from data_prep.raw.pieces import TextPiece, open_pieces, units
+from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
 from data_prep.raw.sources import TextStream, estimated_lines, line_of
 from ssmpi.core.errors import DataError
 from ssmpi.data.features import CRITEO
@@ -61,6 +61,10 @@ class CriteoFormat(RowFormat):
     def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
         """Open the pieces of a unit."""
         return open_pieces(job, unit, done, self._parse)
+
+    def count_rows(self, job: Preparation) -> list[tuple[Piece, int]]:
+        """A row is a line."""
+        return count_all_rows(job, self._parse, lambda text, offset, piece: count_rows(text))
 
     def place(self, source: RawSource, at: int) -> str:
         """The line of a byte."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from data_prep.preparation import Piece, Preparation, RawSource, Rows, Unit
+from data_prep.progress import ProgressBar
 from data_prep.ranks import BadRowError
 from data_prep.raw.sources import TextDigest, TextStream, line_of
 
@@ -55,12 +56,16 @@ class TextPiece:
         """(Rows that start in this piece, the file's own bytes read for them), block by block; BadRowError at the first
         bad row unless skipped. The columns are views of one buffer, valid until the next block.
         """
+        for text, offset, read in self.texts():
+            self._sum.update(text)
+            yield self.parse(text, offset, self), read
+
+    def texts(self) -> Iterator[tuple[np.ndarray, int, int]]:
+        """(Whole lines uint8, their offset in the source, the file's own bytes read for them)."""
         position = self.stream.file_position
         for text, offset in self.stream.blocks(self.stop):
-            self._sum.update(text)
-            rows = self.parse(text, offset, self)
             before, position = position, self.stream.file_position
-            yield rows, position - before
+            yield text, offset, position - before
 
     def read_through(self) -> Iterator[int]:
         """As ``blocks`` without parsing: the bytes of text read."""
@@ -92,6 +97,28 @@ class TextPiece:
 
 
 Parse = Callable[[np.ndarray, int, TextPiece], Rows]  # text uint8 of whole rows, its offset in the source, their piece
+
+
+def count_all_rows(
+    job: Preparation, parse: Parse, rows_of: Callable[[np.ndarray, int, TextPiece], int]
+) -> list[tuple[Piece, int]]:
+    """All pieces of the job, in input order, and how many rows each has, as ``rows_of`` counts what ``parse`` would
+    read. Every rank calls it.
+    """
+
+    def body() -> list[tuple[Piece, int]]:
+        mine, found = job.deal(), []
+        with ProgressBar(job.ranks, "count rows", sum(unit.bytes for unit in mine), "B") as progress:
+            for unit in mine:
+                for opened in open_pieces(job, unit, (), parse):
+                    rows = 0
+                    for text, offset, read in opened.texts():
+                        rows += rows_of(text, offset, opened)
+                        progress.advance(read, 0)
+                    found.append((opened.piece, rows))
+        return found
+
+    return sorted(pair for some in job.ranks.allgather(job.ranks.together(body)) for pair in some)
 
 
 def open_pieces(job: Preparation, unit: Unit, done: Container[Piece], parse: Parse) -> Iterator[TextPiece]:

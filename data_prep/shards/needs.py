@@ -66,13 +66,13 @@ def _plan(job: Preparation, *, keeps: bool) -> str:
     why = ", ".join(job.awaits)
     if keeps:
         return f"passes: the files are read once, and their rows kept on the disk: to encode them needs {why}"
-    counts_first = job.fitting and job.options.fit_on == "train" and not job.format.splits_rows
-    if counts_first and job.format.known_rows(job) is None:
+    if job.fitting and job.options.fit_on == "train" and not job.format.splits_rows and job.options.skip_bad_rows:
         return (
-            f"passes: the files are read three times: to count rows, which says which are trained on; for {why}; to "
-            "encode"
+            "passes: the files are read three times: to count good rows, which says which are trained on; for "
+            f"{why}; to encode"
         )
-    return f"passes: the files are read twice: for {why}; to encode"
+    first = " their rows are counted first;" if job.counts_rows_first and not job.format.knows_rows else ""
+    return f"passes: the files are read twice:{first} for {why}; to encode"
 
 
 def _refuse_crumbs(job: Preparation, rows: int) -> None:

@@ -112,6 +112,8 @@ class ParquetPiece:
 class ParquetTable(TableFormat):
     """Parquet files, each with the columns that the schema names."""
 
+    knows_rows = True
+
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         super().__init__(schema, seed, only_train)
         self._only_train = only_train
@@ -146,10 +148,8 @@ class ParquetTable(TableFormat):
         """As the file says."""
         return int(self._metadata[source.index].num_rows)
 
-    def known_rows(self, job: Preparation) -> list[tuple[Piece, int]] | None:
-        """As the files say, unless bad ones may be left out."""
-        if job.options.skip_bad_rows:
-            return None
+    def count_rows(self, job: Preparation) -> list[tuple[Piece, int]]:
+        """As the files say."""
         cut = [self._pieces(source, job.options.piece_bytes) for source in job.sources]
         return [
             ((source.index, number), groups.rows)

@@ -17,7 +17,7 @@ from pyarrow import csv as arrow_csv
 
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.raw.diagnosis import shorten
-from data_prep.raw.pieces import TextPiece, open_pieces, units
+from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
 from data_prep.raw.sources import TextStream, estimated_lines, line_of
 from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import require_columns
@@ -49,6 +49,14 @@ class TextTable(TableFormat):
         """Open the pieces of a unit."""
         return open_pieces(job, unit, done, self._parse)
 
+    def count_rows(self, job: Preparation) -> list[tuple[Piece, int]]:
+        """A row is a line that is not blank."""
+
+        def rows_of(text: np.ndarray, offset: int, piece: TextPiece) -> int:
+            return len(self._lines(text, offset, len(self._names[piece.source.index]))[2])
+
+        return count_all_rows(job, self._parse, rows_of)
+
     def place(self, source: RawSource, at: int) -> str:
         """The line of a byte."""
         return f"{source.path}:{line_of(source, at)}"
@@ -70,12 +78,8 @@ class TextTable(TableFormat):
     def _parse(self, text: np.ndarray, offset: int, piece: TextPiece) -> TableRows:
         if self._piece is not piece:
             self._piece, self._place = piece, Place(*piece.piece)
-        if offset == 0 and not self.schema.columns:
-            header = int(np.argmax(text == 10)) + 1
-            text, offset = text[header:], offset + header
         names = self._names[piece.source.index]
-        lines = np.concatenate([[0], np.flatnonzero(text == 10) + 1])
-        text, lines, starts = without_blank(text, lines) if len(names) > 1 else (text, lines, lines[:-1])
+        text, lines, starts = self._lines(text, offset, len(names))
         try:
             table = self._read(text, names, len(lines) - 1)
         except pa.ArrowInvalid:
@@ -100,6 +104,14 @@ class TextTable(TableFormat):
         for row in sorted(bad):
             piece.refuse(offset + int(starts[row]), *bad[row])
         return without(rows, bad) if bad else rows
+
+    def _lines(self, text: np.ndarray, offset: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As ``without_blank``, without the header too."""
+        header = int(np.argmax(text == 10)) + 1 if offset == 0 and not self.schema.columns else 0
+        text = text[header:]
+        lines = np.concatenate([[0], np.flatnonzero(text == 10) + 1])
+        text, lines, starts = without_blank(text, lines) if columns > 1 else (text, lines, lines[:-1])
+        return text, lines, starts + header
 
     def _read(self, text: np.ndarray | bytes, names: Sequence[str], rows: int) -> pa.Table:
         """Parse whole lines; ArrowInvalid unless each is a row."""

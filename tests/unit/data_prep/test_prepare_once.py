@@ -57,9 +57,7 @@ def test_the_rows_are_those_of_two_passes(name, split, tmp_path, monkeypatch, op
     monkeypatch.setattr(TableFormat, "awaits", lambda self, *, fitting: ["the moon"])
     opened.clear()
     assert prepare(tmp_path, file, ONCE + split, *SMALL, "--hash", name="twice") == 0
-    assert sorted(opened) == sorted(once * (2 if split or file.suffix == ".parquet" else 3)), (
-        "rows of a split by rows in text are counted first"
-    )
+    assert sorted(opened) == sorted(once * 2)
     same(load(tmp_path / "twice"), load(tmp_path / "out"))
     for split_name, keys in keys_of(tmp_path / "twice").items():
         np.testing.assert_array_equal(keys_of(tmp_path / "out")[split_name], keys)
@@ -86,8 +84,12 @@ def test_what_needs_all_rows_reads_them_again_and_is_named(tmp_path, opened, cap
     assert "the files are read twice: for mean and deviation of price; to encode" in capsys.readouterr().out
     assert len(opened) == 2
     assert prepare(tmp_path, file, ONCE, name="b") == 0
-    said = "read three times: to count rows, which says which are trained on; for the vocabulary of user, item; to enc"
+    said = "the files are read twice: their rows are counted first; for the vocabulary of user, item; to encode"
     assert said in capsys.readouterr().out
+    assert prepare(tmp_path, file, ONCE, "--on-bad-row", "skip", name="d") == 0
+    said = "read three times: to count good rows, which says which are trained on; for the vocabulary of user, item; to"
+    assert said in capsys.readouterr().out
+    assert content(tmp_path / "d")["vocabulary.h5"] == content(tmp_path / "b")["vocabulary.h5"]
     opened.clear()
     further = ("--vocabulary", str(tmp_path / "b"), "--split", "none", "--split-name", "test")
     assert prepare(tmp_path, file, ONCE, *further, name="c") == 0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from data_prep.cli import main
+from data_prep.preparation import Preparation
 from data_prep.table.schema_file import read_schema
 from ssmpi.data.schema import read_manifest
 
@@ -210,16 +211,15 @@ def test_a_killed_preparation_is_resumed(step, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("step", ["fit_vocabulary", "scatter"])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_killed_preparation_of_parquet_is_resumed(step, known, tmp_path, monkeypatch):
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_a_killed_preparation_of_a_split_by_rows_is_resumed(write, step, known, tmp_path, monkeypatch):
     """Also one that had read all rows without counting any, as earlier versions did."""
-    from data_prep.table.parquet import ParquetTable
-
-    file = write_parquet(tmp_path / "a.parquet")
+    file = write(tmp_path / ("a.parquet" if write is write_parquet else "a.csv"))
     assert prepare(tmp_path, file, COLUMNS, *SMALL, name="a") == 0
     with monkeypatch.context() as patch:
         patch.setattr(f"data_prep.passes.{step}", lambda *unused: exit("killed"))
         if not known:
-            patch.setattr(ParquetTable, "known_rows", lambda *unused: None)
+            patch.setattr(Preparation, "counts_rows_first", False)
         with pytest.raises(SystemExit):
             prepare(tmp_path, file, COLUMNS, *SMALL)
     assert prepare(tmp_path, file, COLUMNS, *SMALL) == 0
@@ -462,14 +462,15 @@ def test_parquet_is_read_twice_where_its_rows_are_known(tmp_path, monkeypatch, m
     same(load(tmp_path / "ordered"), load(tmp_path / "csv"))
 
 
-def test_parquet_with_other_rows_than_it_said_has_changed(tmp_path, monkeypatch, capsys):
-    from data_prep.table import parquet
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+@pytest.mark.parametrize("wrong", [lambda found: [(piece, n + 1) for piece, n in found], lambda found: found[:-1]])
+def test_a_file_with_other_rows_than_were_counted_has_changed(wrong, write, tmp_path, monkeypatch, capsys):
+    from data_prep.table.parquet import ParquetTable
+    from data_prep.table.text import TextTable
 
-    real = parquet.ParquetTable.known_rows
-    monkeypatch.setattr(
-        parquet.ParquetTable, "known_rows", lambda table, job: [(piece, n + 1) for piece, n in real(table, job)]
-    )
-    file = write_parquet(tmp_path / "a.parquet")
+    for kind in (ParquetTable, TextTable):
+        monkeypatch.setattr(kind, "count_rows", lambda table, job, real=kind.count_rows: wrong(real(table, job)))
+    file = write(tmp_path / ("a.parquet" if write is write_parquet else "a.csv"))
     assert prepare(tmp_path, file, COLUMNS.replace('time = "day"', "")) == 2
     assert f"{file}: changed since the job began" in capsys.readouterr().err
 
