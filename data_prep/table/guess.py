@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
@@ -31,6 +32,7 @@ MISSING_WORDS = "NA", "na", "NaN", "nan", "None", "none", "-", "?"  # of numbers
 MISSING = "NULL", "null", "\\N", "N/A", "n/a", "#N/A", "<NA>", *MISSING_WORDS
 FEW = 64  # integers with fewer values are categories
 EXACT = 2**53  # integers up to here are all of float64
+FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799  # of the years 1 to 9999, which dates in TOML have
 MANY = 10_000  # with more, those seen once are rare
 NUMERAL = r"^[-+]?\d+(\.\d+)?$"
 AMOUNT = r"^[-+]?[$€£]? ?(\d+|\d{1,3}([,.' \x{a0}\x{202f}]\d{3})+)([.,]\d+)?( ?[$€£%])?$"  # 1,096.06
@@ -172,7 +174,7 @@ def _label(rows: pa.Table) -> tuple[str, str]:
     """The column that looks like the label, or none, and the line of the label."""
     for name in rows.column_names:
         column = rows[name].drop_null()
-        number, integer = pa.types.is_floating(column.type), pa.types.is_integer(column.type)
+        number, integer = _are_numbers(column.type), pa.types.is_integer(column.type)
         if name.lower() == "rating" and (integer or number):
             return name, f'label = "{name} >= 4"'
         if name.lower() not in LABELS:
@@ -200,15 +202,20 @@ def _are_dates(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
 
 
+def _are_numbers(kind: pa.DataType) -> bool:
+    """Whether values may have fractions."""
+    return pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
 def _dates(column: pa.ChunkedArray) -> list[str]:
     """A column's first date, what 80 % and 90 % of its dates are before, and the last; empty if it has none."""
     column = column.drop_null()
     if not _are_dates(column.type) or not len(column):
         return []
-    found = pc.sort_indices(column)
-    places = 0, len(column) * 8 // 10, len(column) * 9 // 10, -1
-    chosen = (column[found[place].as_py()].cast(pa.timestamp("s"), safe=False) for place in places)
-    return [each.as_py().replace(tzinfo=None).isoformat() for each in chosen]
+    seconds = np.sort(column.cast(pa.timestamp("s"), safe=False).cast(pa.int64()).to_numpy())
+    seconds = seconds[(seconds >= FIRST_SECOND) & (seconds <= LAST_SECOND)]
+    places = [0, len(seconds) * 8 // 10, len(seconds) * 9 // 10, -1] if len(seconds) else []
+    return [str(np.datetime64(int(seconds[place]), "s")) for place in places]
 
 
 def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, str]:
@@ -224,7 +231,7 @@ def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, s
         return "list", _list(key, pc.split_pattern(column.cast(pa.string()), pattern=separator), separator)
     values = pc.count_distinct(column).as_py()
     scaled = "; takes a pass over the files, none and log1p do not" * hashed
-    if pa.types.is_floating(kind):
+    if _are_numbers(kind):
         ids = "; beyond 2^53: if these are ids, they are strings of [categorical]"
         scaled += ids * (pc.max(pc.abs(column.cast(pa.float64()))).as_py() >= EXACT)
         return "dense", f'{key} = "standardize"  # {values:,} values{scaled}'

@@ -8,8 +8,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import parquet
 
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
@@ -20,7 +20,7 @@ from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.kept_rows import ROW_BYTES, VALUE_BYTES, RowWriter, read_rows
-from data_prep.table.rows import Place, TableRows, without
+from data_prep.table.rows import Place, Problem, TableRows, without
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from ssmpi.core.errors import DataError
 
@@ -29,6 +29,11 @@ READ_ROWS = 1 << 16  # a dictionary comes anew with each read: so one serves sev
 READ_BYTES = 1 << 20
 PLAIN_BYTES = 4  # a string of a page without a dictionary takes more
 MAGIC = b"PAR1"
+CASTS = {
+    NUMBER: pc.CastOptions.unsafe(ARROW[NUMBER]),  # integers beyond 2**53 are rounded
+    INTEGER: pc.CastOptions.safe(ARROW[INTEGER]),
+    TIMESTAMP: pc.CastOptions(ARROW[TIMESTAMP], allow_time_truncate=True),  # nanoseconds are cut
+}
 
 
 @dataclass(frozen=True)
@@ -194,25 +199,19 @@ class ParquetTable(TableFormat):
         except (pa.ArrowException, OSError) as error:
             raise RawDataError(f"{source.path}: damaged Parquet file ({error}); fetch it again") from error
 
-    def build(self, batch: pa.RecordBatch, place: Place) -> tuple[TableRows, dict[int, tuple[str, str]]]:
+    def build(self, batch: pa.RecordBatch, place: Place) -> tuple[TableRows, dict[int, Problem]]:
         """Rows of a batch, and its bad ones."""
-        columns, hashed, bad = {}, {}, dict[int, tuple[str, str]]()
+        columns, hashed, bad = {}, {}, dict[int, Problem]()
         for name, kind in self._kinds.items():
             column = batch.column(name)
-            if kind == INTEGER and pa.types.is_floating(column.type):
-                values = column.to_numpy(zero_copy_only=False)
-                for row in np.flatnonzero((values != np.floor(values)) & ~np.isnan(values)):
-                    bad[int(row)] = f"value of {name}", f"{name} is {values[row]}, not an integer; repair the row"
-                column = pa.array(np.floor(values), from_pandas=True)
             if name in self._builder.hashed_strings:
                 hashed[name] = self._strings.tokens(name, column)
-                continue
-            if kind in (LIST, WEIGHTS):
+            elif kind in (LIST, WEIGHTS):
                 columns[name] = column
-                continue
-            columns[name] = column.cast(ARROW[kind])
-            if kind == STRING:
-                columns[name] = null_where_missing(columns[name], self._missing)
+            elif kind == STRING:
+                columns[name] = null_where_missing(column.cast(ARROW[kind]), self._missing)
+            else:
+                columns[name] = _cast(name, column, kind, bad)
         rows, others = self._builder.build(columns, batch.num_rows, place, hashed)
         return rows, others | bad
 
@@ -294,6 +293,26 @@ def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rest = batch.slice(whole)
     if rest is not None:
         yield rest
+
+
+def _cast(name: str, column: pa.Array, kind: str, bad: dict[int, Problem]) -> pa.Array:
+    """Values of a column as the schema says; the rows of those that cannot be read so are bad."""
+    if kind == INTEGER and pa.types.is_uint64(column.type):
+        return column
+    if kind == INTEGER and pa.types.is_floating(column.type):
+        column = pa.array(column.to_numpy(zero_copy_only=False), from_pandas=True)  # null for NaN
+    try:
+        return column.cast(options=CASTS[kind])
+    except pa.ArrowInvalid:
+        found = list(column)
+    for row, value in enumerate(found):
+        try:
+            found[row] = value.cast(options=CASTS[kind])
+        except pa.ArrowInvalid:
+            shown, what = (value.value, "microseconds") if kind == TIMESTAMP else (value.as_py(), "an integer")
+            bad[row] = f"value of {name}", f"{name} is {shown}, not {what} of 64 bits; repair or remove the row"
+            found[row] = None
+    return pa.array(found, ARROW[kind])
 
 
 def _fits(found: pa.DataType, kind: str) -> bool:

@@ -200,7 +200,8 @@ class RowBuilder:
             return np.where((found == 1) & (len(rule.until) == 1), 2, np.minimum(found, 2)).astype(np.uint8)
         column = columns[rule.column]
         values = [v.encode() if rule.type == STRING else int(v) for v in rule.values]
-        indices = pc.index_in(column, value_set=pa.array(values, column.type)).fill_null(-1).to_numpy()
+        of = pa.array(values).cast(column.type, safe=False)
+        indices = pc.index_in(column, value_set=of).fill_null(-1).to_numpy()
         for row in np.flatnonzero(indices < 0):
             bad[int(row)] = (
                 "split",
@@ -242,7 +243,7 @@ def _numbers(column: pa.Array) -> np.ndarray:
     """float64 (rows,), NaN where missing."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
-    found: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    found: np.ndarray = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return found
 
 
