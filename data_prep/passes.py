@@ -103,7 +103,7 @@ def _first_pass(job: Preparation, packer: Packer | None) -> ScanResult:
         return scan(job, SCAN, "check and encode", None, Keeper(job.work, packer, Scratch()).open)
     if not job.fitting:
         return scan(job, SCAN, "pass 1: check", None)
-    if job.options.fit_on == "all" or job.format.splits_rows:
+    if not job.fits_first_rows:
         return scan(job, SCAN, "pass 1: check and count", every_row)
     if not job.counts_rows_first:
         return scan(job, SCAN, "pass 1: check", None)

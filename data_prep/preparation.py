@@ -242,13 +242,14 @@ class Preparation:
         return self.format.awaits(fitting=self.fitting)
 
     @property
+    def fits_first_rows(self) -> bool:
+        """Whether the vocabulary is fitted to the first rows: those of split "train", where rows do not say theirs."""
+        return self.fitting and self.options.fit_on == "train" and not self.format.splits_rows
+
+    @property
     def counts_rows_first(self) -> bool:
-        """Whether the number of rows has to be known before any is counted for the vocabulary: the first are trained
-        on, and bad ones make no difference.
-        """
-        options = self.options
-        first_ones = self.fitting and options.fit_on == "train" and not self.format.splits_rows
-        return first_ones and not options.skip_bad_rows
+        """Whether rows are counted before they are checked: the first ones are wanted, and none may be left out."""
+        return self.fits_first_rows and not self.options.skip_bad_rows
 
     @property
     def counting(self) -> bool:

@@ -66,7 +66,7 @@ def _plan(job: Preparation, *, keeps: bool) -> str:
     why = ", ".join(job.awaits)
     if keeps:
         return f"passes: the files are read once, and their rows kept on the disk: to encode them needs {why}"
-    if job.fitting and job.options.fit_on == "train" and not job.format.splits_rows and job.options.skip_bad_rows:
+    if job.fits_first_rows and not job.counts_rows_first:
         return (
             "passes: the files are read three times: to count good rows, which says which are trained on; for "
             f"{why}; to encode"

@@ -41,7 +41,7 @@ def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocab
     rows = sum(record.rows for record in found.records)
     if not job.ranks.first(path.is_file):
         counts = found
-        if job.options.fit_on == "train" and not job.format.splits_rows:
+        if job.fits_first_rows:
             if "train" not in ranges:
                 raise RawDataError("--fit-on train: there are no training rows with this --split; use --fit-on all")
             if found.name != FIT:
