@@ -251,15 +251,11 @@ def line_of(source: RawSource, offset: int) -> int:
 
 def estimated_lines(source: RawSource) -> int:
     """The estimated number of lines of a raw file, from its first MiB of text."""
-    with source.path.open("rb") as file:
-        if source.divisible:
-            text = file.read(SAMPLE_BYTES)
-            used = len(text)
-        else:
-            text, damage = _read_some(_text_of(source, file), SAMPLE_BYTES)
-            if damage:
-                return 0  # pass 1 reports where
-            used = file.tell() if len(text) == SAMPLE_BYTES else source.size
+    with source.path.open("rb") as raw, _text_of(source, raw) as file:
+        text, damage = _read_some(file, SAMPLE_BYTES)
+        if damage:
+            return 0  # pass 1 reports where
+        used = raw.tell() if len(text) == SAMPLE_BYTES else source.size
     return max(1, round(text.count(b"\n") * source.size / used))
 
 
