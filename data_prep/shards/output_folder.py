@@ -116,8 +116,12 @@ class OutputFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(f"{self.output}: another ssmpi-prepare is at work here; wait for it to end") from None
-        except OSError:
-            pass  # a file system without locks
+        except OSError as error:
+            print(
+                f"{self.output}: no locks on this file system ({error.strerror}): make sure that only one job writes "
+                "there",
+                flush=True,
+            )
         self._lock = lock
 
     def _leftovers(self) -> list[Path]:

@@ -62,7 +62,7 @@ class Rows:
     def __init__(self, folder: Path, split: str) -> None:
         parts = []
         for path in sorted((folder / "study" / split).glob("*.h5")):
-            with h5py.File(path) as shard:
+            with h5py.File(path, "r", locking=False) as shard:
                 parts.append([shard[name][()] for name in ("dense", "ids", "label")])
         dense, ids, labels = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         self.dense, self.ids = torch.from_numpy(dense), torch.from_numpy(ids.astype(np.int64))

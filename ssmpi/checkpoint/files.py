@@ -94,7 +94,7 @@ def _pieces(layout: IO[bytes], datasets: Iterable[Dataset]) -> Iterator[tuple[in
     file, piece by piece, with the offset of each.
     """
     extents: list[tuple[int, np.ndarray]] = []
-    with h5py.File(layout, "w") as out:
+    with h5py.File(layout, "w", locking=False) as out:
         for name, values, attributes in datasets:
             values = np.ascontiguousarray(values)
             made = _allocate(out, name, values)

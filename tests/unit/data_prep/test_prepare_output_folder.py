@@ -1,12 +1,15 @@
 """The output folder: nothing foreign is removed, nothing of another run is taken for one's own, one job at a time."""
 
+import errno
 import fcntl
 import json
 import shutil
 
 import pytest
+from faults import io_error
 
 from data_prep.cli import main
+from ssmpi.data import hdf5_file
 from ssmpi.data.schema import read_manifest
 
 
@@ -130,3 +133,15 @@ def test_a_whole_folder_needs_no_disk(tmp_path, monkeypatch, capsys):
     assert criteo(raw, out, "--overwrite") == 2
     assert "of disk" in capsys.readouterr().err
     assert (out / "manifest.json").exists()
+
+
+def test_a_file_system_without_locks_is_told_and_used(raw, tmp_path, inject, capsys):
+    inject(fcntl, "flock", io_error(errno.ENOLCK))
+    assert criteo(raw, tmp_path / "out") == 0
+    assert "no locks on this file system (No locks available)" in capsys.readouterr().out
+
+
+def test_hdf5_locks_no_file_that_it_writes(tmp_path):
+    """It would fail where the file system has no locks."""
+    with hdf5_file.create(tmp_path / "a.h5", 0), (tmp_path / "a.h5").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
