@@ -28,14 +28,16 @@ Piece = tuple[int, int]  # source, number of the piece in it
 
 @dataclass(frozen=True)
 class RawSource:
-    """One raw file. ``size`` and ``modified`` are the file's own (compressed) bytes and nanoseconds. A file that is not
-    ``divisible``, such as a gzip file, has to be read from its start."""
+    """One raw file. ``size`` and ``modified`` are the file's own (compressed) bytes and nanoseconds. ``multiline``:
+    what separates values, where quoted ones may hold newlines. A file that is not ``divisible``, such as a gzip
+    file, has to be read from its start."""
 
     path: Path
     index: int
     size: int
     modified: int
     compression: str = ""
+    multiline: str = ""
 
     @property
     def name(self) -> str:
@@ -45,7 +47,7 @@ class RawSource:
     @property
     def divisible(self) -> bool:
         """Whether it can be read from any byte on."""
-        return not self.compression
+        return not (self.compression or self.multiline)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from data_prep.raw.diagnosis import FIELDS, diagnose, shorten
 from data_prep.raw.fields import Integer
 from data_prep.raw.parser import ParsedRows, count_rows, parse, room_for, row_end
 from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
-from data_prep.raw.sources import TextStream, estimated_lines, line_of
+from data_prep.raw.sources import TextStream, estimated_lines, line_of, mark_size
 from ssmpi.core.errors import DataError
 from ssmpi.data.features import CRITEO
 
@@ -28,6 +28,8 @@ class BlockParser:
 
     def __call__(self, text: np.ndarray, offset: int, piece: TextPiece) -> ParsedRows:
         """Parse whole rows: ``text`` uint8, from byte ``offset`` of the source."""
+        mark = mark_size(text, offset)
+        text, offset = text[mark:], offset + mark
         needed = count_rows(text)
         if self._room.rows < needed:
             self._room = room_for(needed + needed // 8)

@@ -1,7 +1,8 @@
 """The raw files, their order, and their text in blocks of whole rows from any byte on.
 
-Plain files are split into pieces of equal bytes that any rank can read; gzip files have no random access and are
-streamed from the start. A row belongs to the piece in which it starts.
+Plain files are split into pieces of equal bytes that any rank can read. Compressed files have no random access, and
+where values may hold newlines only the text before says where a row ends: both are streamed from the start. A row
+belongs to the piece in which it starts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy as np
 
 from data_prep.preparation import DAY_NAME, RawSource
 from data_prep.ranks import RawDataError
+from data_prep.raw.other_formats import binary_format
+from data_prep.raw.quotes import row_ends
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.files import atomic_file
 
@@ -29,17 +32,19 @@ MAX_ROW_BYTES = 1 << 20
 CHANGED = "{}: changed since the job began; start again when no other program writes to it"
 STEP_BYTES = 1 << 16
 NEWLINE = 10
+PARQUET = b"PAR1"
 MAGICS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-REMOVE_MARK = "remove it, for example with sed '1s/^\\xef\\xbb\\xbf//'"
 
 
-def open_sources(paths: Sequence[Path]) -> list[RawSource]:
-    """Check the raw files and sort day files by day; DataError names an invalid path."""
+def open_sources(paths: Sequence[Path], multiline: str = "") -> list[RawSource]:
+    """Check the raw files and sort day files by day; DataError names an invalid path. ``multiline``: see
+    ``RawSource``.
+    """
     _refuse_twice(paths)
     days = [DAY_NAME.search(p.name) for p in paths]
     if all(days):
         paths = [p for _, p in sorted((int(d[1]), p) for d, p in zip(days, paths, strict=True) if d)]
-    return [_open(path, index) for index, path in enumerate(paths)]
+    return [_open(path, index, multiline) for index, path in enumerate(paths)]
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:
@@ -55,7 +60,7 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
         given |= dict.fromkeys(names, path)
 
 
-def _open(path: Path, index: int) -> RawSource:
+def _open(path: Path, index: int, multiline: str) -> RawSource:
     if path.is_dir():
         raise DataError(f"{path}: is a directory, expected a file; give those in it, e.g. {path}/*")
     if not path.exists():
@@ -68,20 +73,33 @@ def _open(path: Path, index: int) -> RawSource:
     with path.open("rb") as file:
         start = file.read(4)
     compression = next((name for magic, name in MAGICS.items() if start.startswith(magic)), "")
-    source = RawSource(path, index, facts.st_size, facts.st_mtime_ns, compression)
-    _refuse_mark(source)
+    source = RawSource(path, index, facts.st_size, facts.st_mtime_ns, compression, multiline)
+    _refuse_other_formats(source)
     return source
 
 
-def _refuse_mark(source: RawSource) -> None:
-    """DataError for text that begins with a byte order mark, which editors do not show."""
+def _refuse_other_formats(source: RawSource) -> None:
+    """DataError for a file that is neither UTF-8 text in lines nor Parquet, also if it is so after decompression."""
     path = source.path
     with path.open("rb") as raw, _text_of(source, raw) as file:
-        start, _ = _read_some(file, 3)
-    if start == codecs.BOM_UTF8:
-        raise DataError(f"{path}:1: begins with a byte order mark (EF BB BF), which is no part of a row; {REMOVE_MARK}")
+        start, _ = _read_some(file, MAX_ROW_BYTES)
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise DataError(f"{path}:1: is UTF-16 text; convert it with iconv -f UTF-16 -t UTF-8")
+    packed = f" compressed with {source.compression}" * bool(source.compression)
+    if start.startswith(PARQUET):
+        if packed:
+            raise DataError(f"{path}: is a Parquet file{packed}; unpack it: Parquet compresses its columns itself")
+    elif other := binary_format(start):
+        raise DataError(f"{path}: is {other}")
+    elif b"\r" in start and b"\n" not in start:
+        raise DataError(
+            f"{path}:1: its lines end in CR alone; convert them: tr '\\r' '\\n' < {path.name} > converted.csv"
+        )
+
+
+def mark_size(text: np.ndarray, offset: int) -> int:
+    """Bytes of the UTF-8 byte order mark that the text uint8 from byte ``offset`` of a source begins with."""
+    return 3 if offset == 0 and bytes(text[:3]) == codecs.BOM_UTF8 else 0
 
 
 class TextStream:
@@ -144,18 +162,31 @@ class TextStream:
     def _row_end(self, position: int) -> int:
         """The end (after the newline) of the row that holds the byte at ``position``; reads on as needed."""
         while True:
-            found = self._buffer.find(b"\n", self._begin + position, self._end)
-            if found >= 0:
-                return found + 1 - self._begin
+            start, end = self._row(position)
+            if end:
+                return end
             if self._ended:
                 return self._end - self._begin
             if self._end - self._begin - position > MAX_ROW_BYTES:
-                offset = self.offset + position
+                why = "this is not a raw text file with one row per line"
+                if self._source.multiline:
+                    why = 'close its quote, or write quoting = "none" in [table] of the schema if quotes are no quoting'
                 raise RawDataError(
-                    f"{self._source.path}:{line_of(self._source, offset)}: no end of row within {MAX_ROW_BYTES:,} "
-                    "bytes; this is not a raw text file with one row per line"
+                    f"{self._source.path}:{line_of(self._source, self.offset + start)}: no end of row within "
+                    f"{MAX_ROW_BYTES:,} bytes; {why}"
                 )
             self._read()
+
+    def _row(self, position: int) -> tuple[int, int]:
+        """Where the row that holds the byte at ``position`` begins, or ``position``, and its end; 0 if that is not read
+        yet.
+        """
+        if not self._source.multiline:
+            return position, max(0, self._buffer.find(b"\n", self._begin + position, self._end) + 1 - self._begin)
+        text = np.frombuffer(self._buffer, dtype=np.uint8, count=self._end - self._begin, offset=self._begin)
+        ends = np.concatenate([[0], row_ends(text, ord(self._source.multiline))[0], [0]])
+        at = np.searchsorted(ends[:-1], position, side="right")
+        return int(ends[at - 1]), int(ends[at])
 
     def _consume(self, count: int) -> None:
         self._begin += count

@@ -14,9 +14,9 @@ from data_prep.options import PrepareOptions
 from data_prep.passes import compare_views, run
 from data_prep.preparation import Preparation, RawSource
 from data_prep.ranks import Ranks
-from data_prep.raw.sources import open_sources
+from data_prep.raw.sources import PARQUET, open_sources
 from data_prep.splits import parse_fractions
-from data_prep.table.schema import KEYS, Schema
+from data_prep.table.schema import KEYS, MULTILINE, Schema
 from data_prep.table.schema_file import read_schema
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary
@@ -24,7 +24,6 @@ from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import Manifest
 from ssmpi.files import atomic_file
 
-PARQUET = b"PAR1"
 OF_HASHES = "of hashes alone"  # a vocabulary that depends on no row
 
 
@@ -65,7 +64,8 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
         shares = (1.0,) if options.split == "none" else parse_fractions(options.split)
         schema = schema.split_again(shares)
     options, base = ranks.first(lambda: extension.opened(options, partial(_check_columns, schema)))
-    sources = ranks.together(lambda: open_sources(files))
+    multiline = schema.separator if schema.quoting == MULTILINE else ""
+    sources = ranks.together(lambda: open_sources(files, multiline))
     compare_views(sources, ranks)
     _refuse_keys_beside_lists(schema)
     _refuse_without_vocabulary(schema, options)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep.table.schema import Schema
+import numpy as np
+
+from data_prep.preparation import RawSource
+from data_prep.raw.other_formats import text_format
+from data_prep.raw.quotes import row_ends
+from data_prep.raw.sources import TextStream, mark_size
+from data_prep.table.schema import LINE, MULTILINE, UNQUOTED, Schema
 from ssmpi.core.errors import DataError
 
 
@@ -20,3 +27,36 @@ def require_columns(schema: Schema, path: Path, names: Sequence[str]) -> None:
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, names[:12]))}"
             headless = "" if schema.columns else "; if its first line is no header, name the columns in table.columns"
             raise DataError(f"{path}:1: no column {name!r}, which {schema.path} names; {hint}{headless}")
+
+
+def first_fields(source: RawSource, separator: str, *, quoted: bool) -> tuple[list[str], str]:
+    """The values of the first row of text, and the row; DataError if there is none, or it is no text."""
+    with TextStream(source) as stream:
+        text, _ = next(stream.blocks(1), (None, 0))
+        if text is None:
+            raise DataError(f"{source.path}:1: holds no text; leave the file out")
+        line = bytes(text[mark_size(text, 0) :]).decode("utf-8", "backslashreplace").rstrip("\r\n")
+    try:
+        if "\0" in line:
+            raise csv.Error("it has NUL bytes")
+        return next(
+            csv.reader([line], delimiter=separator, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
+        ), line
+    except csv.Error as error:
+        raise DataError(f"{source.path}:1: is no row of text ({error}); give CSV, TSV or Parquet") from error
+
+
+def refuse_other_text(path: Path, line: str) -> None:
+    """DataError if text that begins with this line has another format than a table."""
+    if other := text_format(line):
+        raise DataError(f"{path}:1: is {other}")
+
+
+def quoting_of(content: bytes, separator: str) -> str:
+    """Where quoted values of text end: in their lines, or, if not all do, nowhere, if all lines have as many separators
+    as the first, else in any line.
+    """
+    if len(row_ends(np.frombuffer(content, np.uint8), ord(separator))[0]) == len(content.split(b"\n")) - 1:
+        return LINE
+    counts = {line.count(separator.encode()) for line in content.splitlines() if line}
+    return UNQUOTED if len(counts) == 1 else MULTILINE

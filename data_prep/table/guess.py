@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import codecs
 import json
 import re
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ from pyarrow import parquet
 from data_prep.preparation import RawSource
 from data_prep.raw.sources import TextStream
 from data_prep.table.arrow_lists import are_lists
+from data_prep.table.files import first_fields, quoting_of, refuse_other_text
 from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
-from data_prep.table.schema import some
+from data_prep.table.schema import LINE, UNQUOTED, some
 from ssmpi.core.errors import DataError
 
 SEPARATORS = "\t,;|"
@@ -121,14 +122,18 @@ def _of_parquet(path: Path) -> Sample:
 
 
 def _of_text(source: RawSource) -> Sample:
-    with TextStream(source) as stream:
-        content = b"".join(bytes(text) for text, _ in stream.blocks(SAMPLE_BYTES))
-        whole = stream.exhausted
-    first = content.split(b"\n", 1)[0].decode("utf-8", "backslashreplace").rstrip("\r")
+    _, first = first_fields(source, ",", quoted=True)
+    refuse_other_text(source.path, first)
     separator = max(SEPARATORS, key=first.count)
-    names = next(csv.reader([first], delimiter=separator))
+    with TextStream(source) as stream:
+        content = b"".join(bytes(text) for text, _ in stream.blocks(SAMPLE_BYTES)).removeprefix(codecs.BOM_UTF8)
+        whole = stream.exhausted
+    quoting = quoting_of(content, separator)
+    names, _ = first_fields(source, separator, quoted=quoting != UNQUOTED)
     headless = any(re.fullmatch(r"\s*[-+.\d]+\s*", name) for name in names)
     settings = ["", "[table]", f"separator = {_quoted(separator)}"]
+    if quoting != LINE:
+        settings.append(f"quoting = {_quoted(quoting)}")
     if headless:
         names = [f"column{i}" for i in range(1, len(names) + 1)]
         settings.append("columns = [" + ", ".join(map(_quoted, names)) + "]")
@@ -140,7 +145,11 @@ def _of_text(source: RawSource) -> Sample:
             arrow_csv.ReadOptions(
                 use_threads=False, block_size=len(content) + 1, column_names=names, skip_rows=int(not headless)
             ),
-            arrow_csv.ParseOptions(delimiter=separator, invalid_row_handler=lambda row: "skip"),
+            arrow_csv.ParseOptions(
+                delimiter=separator,
+                quote_char='"' if quoting != UNQUOTED else False,
+                invalid_row_handler=lambda row: "skip",
+            ),
             arrow_csv.ConvertOptions(
                 null_values=["", *missing], strings_can_be_null=True, true_values=[], false_values=[], **types
             ),

@@ -19,6 +19,7 @@ TRANSFORMS = ("none", "log1p", "standardize")
 REFUSE = "refuse"
 MOST_RANGE = 2**31 - 3
 MOST_LISTED = 100_000  # values of a list
+LINE, MULTILINE, UNQUOTED = QUOTINGS = ("line", "multiline", "none")  # where quoted values end; none are quoted
 KEYS = 2**64  # the range of hashes that are keys of a dynamic table, in place of ids
 
 
@@ -101,6 +102,7 @@ class Schema:
     separator: str = ","
     columns: tuple[str, ...] = ()
     missing: tuple[str, ...] = ("",)
+    quoting: str = LINE
 
     @property
     def features(self) -> Features:
@@ -177,6 +179,8 @@ class Schema:
                 del column["weights"]
         if not self.lists:
             del found["lists"]
+        if self.quoting == LINE:
+            del found["quoting"]
         return {f"schema.{name}": value for name, value in found.items() if name != "path"}
 
 

@@ -16,6 +16,7 @@ from data_prep.table.schema import (
     MOST_LISTED,
     MOST_RANGE,
     NUMBER,
+    QUOTINGS,
     REFUSE,
     STRING,
     TIMESTAMP,
@@ -49,7 +50,7 @@ def read_schema(path: Path) -> Schema:
         raise UserError(f"{path}: not a TOML file: {error}") from error
     _known(path, "", body, {"label", "time", "group", "table", "dense", "categorical", "list", "split"})
     table = body.get("table", {})
-    _known(path, "table", table, {"separator", "columns", "missing"})
+    _known(path, "table", table, {"separator", "columns", "missing", "quoting"})
     schema = Schema(
         path=path,
         dense={name: _dense(path, name, value) for name, value in body.get("dense", {}).items()},
@@ -62,6 +63,7 @@ def read_schema(path: Path) -> Schema:
         separator=_string(path, "table.separator", table.get("separator", ",")),
         columns=tuple(_strings(path, "table.columns", table.get("columns", []))),
         missing=tuple(_strings(path, "table.missing", table.get("missing", [""]))),
+        quoting=_string(path, "table.quoting", table.get("quoting", QUOTINGS[0])),
     )
     _check(schema)
     return schema
@@ -79,6 +81,8 @@ def _check(schema: Schema) -> None:
         raise UserError(f"{path}: the label {schema.label.column!r} is a feature too; leave it out of the features")
     if len(schema.separator.encode()) != 1:
         raise UserError(f'{path}: table.separator {schema.separator!r} is not one character; write "," or "\\t"')
+    if schema.quoting not in QUOTINGS:
+        raise UserError(f"{path}: table.quoting is {schema.quoting!r}; write one of {', '.join(QUOTINGS)}")
     if len(set(schema.columns)) < len(schema.columns):
         raise UserError(f"{path}: table.columns names a column twice")
     if schema.split.by == "time" and not schema.time:

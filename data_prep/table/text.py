@@ -1,12 +1,11 @@
 """Tables in text (CSV, TSV, plain or compressed) as a ``RowFormat``: pieces of text that pyarrow parses.
 
-A row is a line: values hold no newline. Blank lines are none, as for other readers, unless there is only one column.
-pyarrow also finds bad rows, by bisection of the lines it refuses.
+A row is a line, unless the schema says that quoted values may hold newlines. Blank lines are none, as for other
+readers, unless there is only one column. pyarrow also finds bad rows, by bisection of the rows it refuses.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Container, Iterator, Sequence
 from itertools import pairwise
@@ -16,20 +15,26 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
+from data_prep.ranks import RawDataError
 from data_prep.raw.diagnosis import shorten
 from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
-from data_prep.raw.sources import TextStream, estimated_lines, line_of
+from data_prep.raw.quotes import row_ends
+from data_prep.raw.sources import estimated_lines, line_of, mark_size
 from data_prep.table.arrow_strings import ARROW, null_where_missing
-from data_prep.table.files import require_columns
+from data_prep.table.files import first_fields, refuse_other_text, require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.rows import Place, Problem, TableRows, without
-from data_prep.table.schema import LIST, STRING, WEIGHTS, Schema
+from data_prep.table.schema import LIST, MULTILINE, STRING, UNQUOTED, WEIGHTS, Schema
 
 CONVERSION = re.compile(r"In CSV column #(\d+): .*invalid value '(.*)'", re.DOTALL)
 COUNT = re.compile(r"Expected (\d+) columns, got (\d+)")
 ROW = re.compile(r"Row #(\d+):")
 TEXT = (STRING, LIST, WEIGHTS)  # kinds of columns that are read as strings
 FEW = 512  # lines of which pyarrow is asked for the first bad one
+OPEN = (
+    '{}:{}: a quote opens a value that {}, in {}; in [table] of the schema write quoting = {}"none" if quotes are part '
+    "of values"
+)
 
 
 class TextTable(TableFormat):
@@ -37,6 +42,7 @@ class TextTable(TableFormat):
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         super().__init__(schema, seed, only_train)
+        self._quoted = schema.quoting != UNQUOTED
         self._names = [self._header(source) for source in sources]
         self._piece: TextPiece | None = None
         self._place = Place(0, 0)
@@ -66,13 +72,12 @@ class TextTable(TableFormat):
         return max(1, estimated_lines(source) - (not self.schema.columns))
 
     def _header(self, source: RawSource) -> list[str]:
-        names = list(self.schema.columns)
-        if not names:
-            with TextStream(source) as stream:
-                text, _ = next(stream.blocks(1))
-                line = bytes(text).split(b"\n", 1)[0].decode("utf-8", "backslashreplace")
-            names = next(csv.reader([line.removesuffix("\r")], delimiter=self.schema.separator))
-        require_columns(self.schema, source.path, names)
+        schema = self.schema
+        fields, line = first_fields(source, schema.separator, quoted=self._quoted)
+        names = list(schema.columns) or fields
+        if len(names) != len(fields) or not set(self._kinds) <= set(names):
+            refuse_other_text(source.path, line)
+        require_columns(schema, source.path, names)
         return names
 
     def _parse(self, text: np.ndarray, offset: int, piece: TextPiece) -> TableRows:
@@ -87,6 +92,7 @@ class TextTable(TableFormat):
             good = []
             for first, last, problem in self._sound(content, lines, names, 0, len(lines) - 1):
                 if problem:
+                    self._refuse_open(piece, offset + int(starts[first]), content[lines[first] : lines[last]])
                     piece.refuse(offset + int(starts[first]), *problem)
                 else:
                     good.append((first, last))
@@ -106,12 +112,20 @@ class TextTable(TableFormat):
         return without(rows, bad) if bad else rows
 
     def _lines(self, text: np.ndarray, offset: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As ``without_blank``, without the header too."""
-        header = int(np.argmax(text == 10)) + 1 if offset == 0 and not self.schema.columns else 0
-        text = text[header:]
-        lines = np.concatenate([[0], np.flatnonzero(text == 10) + 1])
+        """As ``without_blank``, without a byte order mark and the header too."""
+        ends = np.flatnonzero(text == 10) + 1
+        if self.schema.quoting == MULTILINE:
+            ends, is_open = self._row_ends(text)
+            ends = np.append(ends, text.size) if is_open else ends
+        first = mark_size(text, offset)
+        if offset == 0 and not self.schema.columns:
+            first, ends = ends[0], ends[1:]
+        text, lines = text[first:], np.concatenate([[0], ends - first])
         text, lines, starts = without_blank(text, lines) if columns > 1 else (text, lines, lines[:-1])
-        return text, lines, starts + header
+        return text, lines, starts + first
+
+    def _row_ends(self, text: np.ndarray) -> tuple[np.ndarray, bool]:
+        return row_ends(text, ord(self.schema.separator))
 
     def _read(self, text: np.ndarray | bytes, names: Sequence[str], rows: int) -> pa.Table:
         """Parse whole lines; ArrowInvalid unless each is a row."""
@@ -121,14 +135,22 @@ class TextTable(TableFormat):
         table = arrow_csv.read_csv(
             pa.BufferReader(pa.py_buffer(text)),
             arrow_csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=list(names)),
-            arrow_csv.ParseOptions(delimiter=self.schema.separator, ignore_empty_lines=False),
+            arrow_csv.ParseOptions(
+                delimiter=self.schema.separator, quote_char='"' if self._quoted else False, ignore_empty_lines=False
+            ),
             arrow_csv.ConvertOptions(
                 column_types=types, include_columns=list(types), null_values=list(self.schema.missing)
             ),
         )
-        if table.num_rows != rows:
+        if table.num_rows != rows or self._is_open(text):
             raise pa.ArrowInvalid(f"{rows} lines are {table.num_rows} rows")
         return table
+
+    def _is_open(self, text: np.ndarray | bytes) -> bool:
+        """Whether whole lines end in a quoted value, which pyarrow ends there, at the last of them."""
+        content = bytes(text)
+        last = 0 if self.schema.quoting == MULTILINE else content.rfind(b"\n", 0, len(content) - 1) + 1
+        return self._quoted and self._row_ends(np.frombuffer(content[last:], np.uint8))[1]
 
     def _sound(
         self, text: bytes, lines: np.ndarray, names: Sequence[str], first: int, last: int
@@ -149,6 +171,18 @@ class TextTable(TableFormat):
                     yield from self._sound(text, lines, names, a, b)
         else:
             yield first, last, None
+
+    def _refuse_open(self, piece: TextPiece, at: int, row: bytes) -> None:
+        """RawDataError if the row at byte ``at`` ends in a quoted value: it is not to be skipped, for the next line may
+        look like a row and be the rest of the value.
+        """
+        if self._is_open(row):
+            source, found = piece.source, shorten(row.rstrip())
+            what = ("does not end in its line", '"multiline" if values have newlines, or ')
+            if self.schema.quoting == MULTILINE:
+                what = ("nothing ends", "")
+            text = OPEN.format(source.path, line_of(source, at), what[0], found, what[1])
+            raise RawDataError(text, (source.index, at))
 
     def _problem(self, message: str, line: bytes, names: Sequence[str]) -> Problem:
         row = shorten(line.rstrip(b"\r\n"))

@@ -178,15 +178,19 @@ def test_a_link_to_itself_is_no_file(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize(
-    ("mark", "says"), [(b"\xef\xbb\xbf", "begins with a byte order mark"), (b"\xff\xfe", "UTF-16")]
-)
-def test_a_byte_order_mark_is_named(mark, says, zipped, tmp_path, capsys):
-    """Also with --on-bad-row skip, which would silently lose the first row."""
-    raw, text = tmp_path / "train.txt", mark + GOOD.encode() + b"\n"
+def test_text_in_utf_16_is_named(zipped, tmp_path, capsys):
+    raw, text = tmp_path / "train.txt", b"\xff\xfe" + GOOD.encode("utf-16-le") + b"\n\0"
     raw.write_bytes(gzip.compress(text) if zipped else text)
     for more in ([], ["--on-bad-row", "skip"]):
-        fails([raw, "-o", tmp_path / "out", *more], capsys, f"{raw}:1: ", says)
+        fails([raw, "-o", tmp_path / "out", *more], capsys, f"{raw}:1: is UTF-16 text")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    raw = tmp_path / "train.txt"
+    raw.write_bytes(b"\xef\xbb\xbf" + f"{GOOD}\n".encode() * 9)
+    assert main(["criteo", str(raw), "-o", str(tmp_path / "out"), *PIECES]) == 0
+    manifest = read_manifest(tmp_path / "out")
+    assert (manifest.provenance["rows"], manifest.labelled) == (9, True)
 
 
 def test_a_pipe_is_refused(tmp_path, capsys):

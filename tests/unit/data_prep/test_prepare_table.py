@@ -319,7 +319,9 @@ WRONG = [
     (raw(HEAD), "not one good row in the raw files"),
     (raw(b"PAR1 and no more", "a.parquet"), "a.parquet: not a readable Parquet file"),
     (raw(HEAD.replace(b"fold", b"user")), "a.csv: two columns 'user'; rename one"),
-    (raw(b"\xef\xbb\xbf" + HEAD), "a.csv:1: begins with a byte order mark"),
+    (raw(gzip.compress(b""), "a.csv.gz"), "a.csv.gz:1: holds no text"),
+    (raw(b"user\0,x\n"), "a.csv:1: is no row of text (it has NUL bytes)"),
+    (raw(b"user\rx,y\n"), "a.csv:1: is no row of text (new-line character seen in unquoted field"),
     (raw(gzip.compress(HEAD + b"1,2\n" * 9)[:-9], "a.csv.gz"), "a.csv.gz:"),
 ]  # fmt: skip
 

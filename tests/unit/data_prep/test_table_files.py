@@ -1,8 +1,23 @@
 """Files as other programs write them, which ``ssmpi-prepare table`` reads, or refuses by name."""
 
-import pyarrow as pa
-from test_prepare_table import prepare
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import lzma
+import pickle
+import random
+import zipfile
 
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import feather, orc, parquet
+from test_prepare_table import load, prepare, same
+
+from data_prep.cli import main
+from data_prep.raw import sources
 from ssmpi.data.schema import read_manifest
 
 PLAIN = 'label = "click"\n[categorical]\nuser = "integer"\n[split]\nby = "random"\n'
@@ -18,3 +33,119 @@ def test_zstd_may_hold_more_text_than_the_sample_that_rows_are_estimated_from(tm
         out.write(text)
     assert prepare(tmp_path, tmp_path / "a.csv.zst", PLAIN) == 0
     assert rows_of(tmp_path / "out") == 1200
+
+
+QUOTED = 'label = "click"\n[dense]\nprice = "none"\n[categorical]\ntitle = {}\n[table]\nquoting = "multiline"\n'
+WHOLE = ("--split", "none", "--no-shuffle", "--fit-on", "all")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_quoted_values_may_hold_newlines(name, tmp_path, monkeypatch):
+    """In blocks of any size: here a row often takes more than one."""
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(sources, "STEP_BYTES", 50)
+    draw = random.Random(1)
+    titles = [
+        "".join(draw.choices(["a", "b\n", '"', ",", "\r\n", "\n\n", " "], k=draw.randint(1, 300))) for _ in range(300)
+    ]
+    rows = [(n % 2, title, n) for n, title in enumerate(titles)]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([("click", "title", "price"), *rows])
+    data = text.getvalue().replace("\n1,", "\n\n1,", 20).encode()  # with blank lines
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    clicks, titles, prices = zip(*rows, strict=True)
+    parquet.write_table(pa.table({"click": clicks, "title": titles, "price": prices}), tmp_path / "b.parquet")
+    assert prepare(tmp_path, tmp_path / name, QUOTED, *WHOLE, "--piece-bytes", "5000") == 0
+    assert prepare(tmp_path, tmp_path / "b.parquet", QUOTED, *WHOLE, name="b") == 0
+    same(load(tmp_path / "out"), load(tmp_path / "b"))
+
+
+HALVES = b'click,title,price\n0,plain,1\n1,"first\n1,second,2\n0,plain,3\n'
+
+
+@pytest.mark.parametrize("skip", [(), ("--on-bad-row", "skip")])
+@pytest.mark.parametrize("text", [HALVES, HALVES.rpartition(b"1,second")[0]], ids=["amid", "at the end"])
+@pytest.mark.parametrize("quoting", ["line", "multiline"])
+def test_a_quote_without_an_end_is_named_and_never_half_a_row_is_taken(quoting, text, skip, tmp_path, capsys):
+    (tmp_path / "a.csv").write_bytes(text.replace(b"1,second,2", b'1,second",2') if quoting == "line" else text)
+    assert prepare(tmp_path, tmp_path / "a.csv", QUOTED.replace("multiline", quoting), *skip) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'a.csv'}:3: a quote opens a value that " in told
+    assert 'quoting = "none"' in told or '"none" if' in told
+    assert "skip" not in told
+
+
+def test_quotes_may_be_part_of_values(tmp_path):
+    """The guess finds it, and all rows arrive with their quotes."""
+    sizes = [f"{'' if n % 3 else chr(34)}{n % 7} inch" for n in range(120)]
+    (tmp_path / "a.tsv").write_text("click\tsize\n" + "".join(f"{n % 2}\t{size}\n" for n, size in enumerate(sizes)))
+    assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(tmp_path / "a.tsv")]) == 0
+    schema = (tmp_path / "s.toml").read_text()
+    assert 'quoting = "none"' in schema
+    table = pa.table({"click": [n % 2 for n in range(120)], "size": sizes})
+    parquet.write_table(table, tmp_path / "b.parquet")
+    for name in ("a.tsv", "b.parquet"):
+        assert prepare(tmp_path, tmp_path / name, schema, name=name[0]) == 0
+    same(load(tmp_path / "a"), load(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_byte_order_mark_is_no_part_of_the_first_name(pack, tmp_path):
+    plain = b"click,user\n" + b"1,2\n0,3\n" * 20
+    for name, text in (("marked", codecs.BOM_UTF8 + plain), ("plain", plain)):
+        (tmp_path / f"{name}.csv").write_bytes(pack(text))
+        assert main(["table", "--guess", "--schema", f"{tmp_path}/{name}-s.toml", f"{tmp_path}/{name}.csv"]) == 0
+        assert prepare(tmp_path, tmp_path / f"{name}.csv", PLAIN, *WHOLE, "--piece-bytes", "10", name=name) == 0
+    same(load(tmp_path / "marked"), load(tmp_path / "plain"))
+    guesses = [(tmp_path / f"{name}-s.toml").read_text().replace(name, "") for name in ("marked", "plain")]
+    assert guesses[0] == guesses[1]
+
+
+def zipped(path, names):
+    with zipfile.ZipFile(path, "w") as out:
+        for name in names:
+            out.writestr(name, "click,user\n1,2\n")
+
+
+TABLE = pa.table({"click": [0, 1], "user": [4, 5]})
+FORMATS = {
+    "a zip archive": lambda path: zipped(path, ["a.csv"]),
+    "an Excel workbook": lambda path: zipped(path, ["[Content_Types].xml", "xl/workbook.xml"]),
+    "a NumPy archive (npz)": lambda path: np.savez(path.open("wb"), click=[0, 1]),
+    "an ORC file": lambda path: orc.write_table(TABLE, path),
+    "a Feather (Arrow IPC) file": lambda path: feather.write_feather(TABLE, path),
+    "compressed with bzip2": lambda path: path.write_bytes(bz2.compress(b"click,user\n1,2\n")),
+    "compressed with xz": lambda path: path.write_bytes(lzma.compress(b"click,user\n1,2\n")),
+    "a TFRecord file": lambda path: path.write_bytes((9).to_bytes(8, "little") + b"\x91\x12\x9a\x11" + b"\n" * 13),
+    "a Python pickle": lambda path: path.write_bytes(pickle.dumps([1, 2])),
+    "JSON": lambda path: path.write_text('{"click": 0, "user": 3}\n{"click": 1, "user": 4}\n'),
+    "in the libsvm format": lambda path: path.write_text("-1 qid:3 1:0.5 7:1e-3\n+1 qid:3 2:1\n"),
+    "in the libffm format": lambda path: path.write_text("0 0:3:1 1:7:0.25\n1 0:4:1\n"),
+    "text with '::' between values": lambda path: path.write_text("1::1193::5::978300760\n"),
+    "a Parquet file compressed with gzip": lambda path: path.write_bytes(gzip.compress(b"PAR1" * 9)),
+    "its lines end in CR alone": lambda path: path.write_text("click,user\r1,2\r0,3\r", newline=""),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_other_formats_are_refused_by_name(name, tmp_path, capsys):
+    FORMATS[name](tmp_path / "a.csv")
+    assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(tmp_path / "a.csv")]) == 2
+    told = [capsys.readouterr().err]
+    for more in ("", '[table]\ncolumns = ["click", "user", "day"]\n'):
+        assert prepare(tmp_path, tmp_path / "a.csv", PLAIN + more, "--on-bad-row", "skip") == 2
+        told.append(capsys.readouterr().err)
+    for error in told:
+        assert name in error
+        assert error.count("\n") == 1
+        assert "; " in error, "a remedy"
+    assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "out.toml"}
+
+
+@pytest.mark.parametrize(
+    "text", ["1\t12:30\n0\t9:15\n", "1\t5:1 6:1\n0\t7:1\n", "1\ta::b\n", '1\t{"a": 2}\n', "1\t[1 2]\n"]
+)
+def test_tables_are_not_taken_for_other_formats(text, tmp_path):
+    (tmp_path / "a.tsv").write_text(text * 20)
+    schema = '[table]\nseparator = "\\t"\ncolumns = ["click", "note"]\n[categorical]\nnote = {}\n'
+    assert prepare(tmp_path, tmp_path / "a.tsv", schema) == 0
