@@ -18,6 +18,7 @@ from data_prep.progress import say
 from data_prep.ranks import Ranks
 from data_prep.raw.criteo_rows import BlockParser, CriteoFormat, have_labels
 from data_prep.raw.parser import logarithms
+from data_prep.raw.parts import expand
 from data_prep.raw.pieces import TextPiece
 from data_prep.raw.sources import TextStream, open_sources
 from data_prep.vocabulary import extension
@@ -61,7 +62,8 @@ def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Pre
     if not raw:
         raise DataError("no raw file given; name train.txt or day_0 ... day_23, also .gz")
     options, base = ranks.first(lambda: extension.opened(options, extension.check_criteo))
-    sources = ranks.together(lambda: open_sources(raw))
+    files = ranks.first(lambda: expand(raw))
+    sources = ranks.together(lambda: open_sources(files))
     compare_views(sources, ranks)
     labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
     kind, name = options.chosen_split(labelled=labelled, days=are_days(sources))

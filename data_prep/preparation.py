@@ -9,8 +9,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -41,8 +43,17 @@ class RawSource:
 
     @property
     def name(self) -> str:
-        """The file name, the only part of the path that is written to outputs."""
-        return self.path.name
+        """The file name, after those of ``partition``: the only part of the path that is written to outputs."""
+        return "/".join([*(folder.name for folder in self._partition_folders), self.path.name])
+
+    @property
+    def partition(self) -> dict[str, str]:
+        """The columns of all rows of the file that the folders around it say (Hive's partitions): ``key=value``."""
+        return dict(unquote(folder.name).split("=", 1) for folder in self._partition_folders)
+
+    @property
+    def _partition_folders(self) -> list[Path]:
+        return [*takewhile(lambda folder: "=" in folder.name[1:], self.path.parents)][::-1]
 
     @property
     def divisible(self) -> bool:

@@ -61,8 +61,6 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
 
 
 def _open(path: Path, index: int, multiline: str) -> RawSource:
-    if path.is_dir():
-        raise DataError(f"{path}: is a directory, expected a file; give those in it, e.g. {path}/*")
     if not path.exists():
         raise DataError(f"{path}: no such file; check the path")
     if not path.is_file():

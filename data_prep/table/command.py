@@ -12,11 +12,12 @@ from typing import Any
 from data_prep.files import file_checksum
 from data_prep.options import PrepareOptions
 from data_prep.passes import compare_views, run
-from data_prep.preparation import Preparation, RawSource
+from data_prep.preparation import Preparation, RawSource, RowFormat
 from data_prep.ranks import Ranks
+from data_prep.raw.parts import expand, in_order
 from data_prep.raw.sources import PARQUET, open_sources
 from data_prep.splits import parse_fractions
-from data_prep.table.schema import KEYS, MULTILINE, Schema
+from data_prep.table.schema import KEYS, MULTILINE, Schema, some
 from data_prep.table.schema_file import read_schema
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary
@@ -64,12 +65,13 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
         shares = (1.0,) if options.split == "none" else parse_fractions(options.split)
         schema = schema.split_again(shares)
     options, base = ranks.first(lambda: extension.opened(options, partial(_check_columns, schema)))
-    multiline = schema.separator if schema.quoting == MULTILINE else ""
-    sources = ranks.together(lambda: open_sources(files, multiline))
+    multiline, paths = schema.separator if schema.quoting == MULTILINE else "", ranks.first(lambda: expand(files))
+    sources = ranks.together(lambda: open_sources(paths, multiline))
     compare_views(sources, ranks)
     _refuse_keys_beside_lists(schema)
     _refuse_without_vocabulary(schema, options)
     form = ranks.together(lambda: _format(schema, sources, options))
+    ranks.first(lambda: _say_order(schema, sources, form))
     given = options.vocabulary
     checksum = ranks.first(lambda: _vocabulary(given, schema)) if given is not None else None
     rule = schema.split
@@ -127,13 +129,24 @@ def _format(schema: Schema, sources: list[RawSource], options: PrepareOptions): 
     return (ParquetTable if kinds[0] else TextTable)(schema, sources, options.seed, options.fit_on == "train")
 
 
+def _say_order(schema: Schema, sources: list[RawSource], form: RowFormat) -> None:
+    """Print which files have no rows, and in which order several are read."""
+    if empty := [source.name for source in sources if not form.estimated_rows(source)]:
+        print(f"without rows, skipped: {some(empty, 3)}", flush=True)
+    if len(sources) > 1:
+        paths, hint = [source.path for source in sources], ""
+        if schema.split.by == "rows" and not schema.time and paths != in_order(paths):
+            hint = "; the split goes by it: give the folder, or a pattern in quotes, to have part 2 before part 10"
+        print(f"{len(paths):,} files, in this order: {some((one.name for one in sources), 4)}{hint}", flush=True)
+
+
 def write_guess(schema: Path, files: Sequence[Path], *, hashed: bool = False) -> None:
     """Write a schema from the first rows of the first file, ``hashed`` with keys of all categorical columns. UserError
     if there is such a file already.
     """
     if schema.exists():
         raise UserError(f"{schema}: exists, and would be lost; give another --schema, or remove it")
-    atomic_file.write(schema, _load("guess").guess(open_sources(files), hashed=hashed))
+    atomic_file.write(schema, _load("guess").guess(open_sources(expand(files)), hashed=hashed))
     print(f"{schema}: look at every line, then start again without --guess and with --output")
 
 

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from data_prep.preparation import RawSource
 from data_prep.raw.other_formats import text_format
 from data_prep.raw.quotes import row_ends
 from data_prep.raw.sources import TextStream, mark_size
+from data_prep.table.arrow_strings import ARROW
 from data_prep.table.schema import LINE, MULTILINE, UNQUOTED, Schema
 from ssmpi.core.errors import DataError
+
+NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the value of rows without one
 
 
 def require_columns(schema: Schema, path: Path, names: Sequence[str]) -> None:
@@ -27,6 +31,23 @@ def require_columns(schema: Schema, path: Path, names: Sequence[str]) -> None:
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, names[:12]))}"
             headless = "" if schema.columns else "; if its first line is no header, name the columns in table.columns"
             raise DataError(f"{path}:1: no column {name!r}, which {schema.path} names; {hint}{headless}")
+
+
+def partition_columns(schema: Schema, source: RawSource, names: Sequence[str]) -> dict[str, pa.Scalar]:
+    """What the folders around a file say of its rows: of columns that the schema names, and that are not among the
+    ``names`` in the file. DataError for a value of another kind.
+    """
+    found = {}
+    for name, kind in schema.kinds().items():
+        if name in names or name not in source.partition:
+            continue
+        text = source.partition[name]
+        try:
+            array = pa.array([None if text in (NO_PARTITION, *schema.missing) else text], pa.string())
+            found[name] = array.cast(ARROW[kind])[0]
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{source.path}: its folder says {name}={text}, which is no {kind}; rename it") from error
+    return found
 
 
 def first_fields(source: RawSource, separator: str, *, quoted: bool) -> tuple[list[str], str]:

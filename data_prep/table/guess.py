@@ -73,6 +73,10 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> str:
             continue
         kind, line = _column(name, sample.rows[name], hashed=hashed)
         found[kind].append(line)
+    for name in sources[0].partition:
+        if name not in names:
+            kind, line = _partition(name, {source.partition.get(name, "") for source in sources})
+            found[kind].append(line)
     whole = sample.whole and len(sources) == 1
     which = f"{'all' if whole else 'the first'} {sample.rows.num_rows:,} rows of {source.name}"
     lines = [f"# Guessed from {which}: look at every line."]
@@ -253,6 +257,13 @@ def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, s
     more += _of_numbers(column.drop_null()) if kind in TEXTS else ""
     kind_name = "integer" if integer else "string"
     return "categorical", f'{key} = {{ type = "{kind_name}"{rare} }}  # {values:,} values{more}'
+
+
+def _partition(name: str, values: set[str]) -> tuple[str, str]:
+    """As ``_column``, of a column that is in the names of folders."""
+    if len(values) > 1:
+        return "categorical", f'{_quoted(name)} = {{ type = "string" }}  # {len(values):,} folders {name}=...'
+    return "unused", f"# {_quoted(name)}: the same in all folders {name}=..., left out"
 
 
 def _of_numbers(texts: pa.ChunkedArray) -> str:

@@ -17,7 +17,7 @@ from data_prep.ranks import BadRowError, RawDataError
 from data_prep.raw.sources import CHANGED
 from data_prep.table.arrow_lists import are_lists
 from data_prep.table.arrow_strings import ARROW, null_where_missing
-from data_prep.table.files import require_columns
+from data_prep.table.files import partition_columns, require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.kept_rows import ROW_BYTES, VALUE_BYTES, RowWriter, read_rows
 from data_prep.table.rows import Place, Problem, TableRows, without
@@ -125,7 +125,10 @@ class ParquetTable(TableFormat):
         self._folder: Path | None = None
         self._last_pass = False
         self.kept: dict[Piece, Kept] = {}
+        self._constants: list[dict[str, pa.Scalar]] = []
         self._metadata = [self._open(source) for source in sources]
+        if not any(metadata.num_rows for metadata in self._metadata):
+            raise DataError(f"{sources[0].path}: has no rows; leave it out")
 
     def units(self, job: Preparation) -> list[Unit]:
         """Pieces of row groups that have about ``piece_bytes`` of values."""
@@ -189,13 +192,17 @@ class ParquetTable(TableFormat):
         if source.path.stat().st_size != source.size:
             raise RawDataError(CHANGED.format(source.path))
         try:
-            encoded = self._encoded(source, groups)
+            encoded, constants = self._encoded(source, groups), self._constants[source.index]
+            columns = [name for name in self._kinds if name not in constants]
             with _jemalloc(), parquet.ParquetFile(source.path, read_dictionary=encoded, pre_buffer=False) as file:
-                yield from _cut(
+                for batch in _cut(
                     file.iter_batches(
-                        READ_ROWS, list(range(groups.first, groups.last)), columns=list(self._kinds), use_threads=False
+                        READ_ROWS, list(range(groups.first, groups.last)), columns=columns, use_threads=False
                     )
-                )
+                ):
+                    for name, value in constants.items():
+                        batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
+                    yield batch
         except (pa.ArrowException, OSError) as error:
             raise RawDataError(f"{source.path}: damaged Parquet file ({error}); fetch it again") from error
 
@@ -220,7 +227,8 @@ class ParquetTable(TableFormat):
         which have dictionaries in most pages. Making one of others takes Arrow longer than hashing all of their strings
         takes us.
         """
-        metadata, sizes = self._metadata[source.index], dict.fromkeys(self._builder.hashed_strings, 0)
+        metadata, constants = self._metadata[source.index], self._constants[source.index]
+        sizes = {name: 0 for name in self._builder.hashed_strings if name not in constants}
         for g in range(groups.first, groups.last):
             group = metadata.row_group(g)
             for c in range(group.num_columns):
@@ -247,10 +255,13 @@ class ParquetTable(TableFormat):
                 metadata, found = file.metadata, file.schema_arrow
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{source.path}: not a readable Parquet file ({error}); fetch it again") from error
+        self._constants.append(partition_columns(self.schema, source, found.names))
         if metadata.num_rows == 0:
-            raise DataError(f"{source.path}: has no rows; leave it out")
-        require_columns(self.schema, source.path, found.names)
+            return metadata
+        require_columns(self.schema, source.path, [*found.names, *self._constants[-1]])
         for name, kind in self._kinds.items():
+            if name in self._constants[-1]:
+                continue
             of = NUMBER if kind == WEIGHTS else self.schema.lists[name].type if kind == LIST else ""
             if not (_can_list(found.field(name).type, of) if of else _fits(found.field(name).type, kind)):
                 dates = name == self.schema.time and self.schema.sorted

@@ -21,7 +21,7 @@ from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
 from data_prep.raw.quotes import row_ends
 from data_prep.raw.sources import estimated_lines, line_of, mark_size
 from data_prep.table.arrow_strings import ARROW, null_where_missing
-from data_prep.table.files import first_fields, refuse_other_text, require_columns
+from data_prep.table.files import first_fields, partition_columns, refuse_other_text, require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.rows import Place, Problem, TableRows, without
 from data_prep.table.schema import LIST, MULTILINE, STRING, UNQUOTED, WEIGHTS, Schema
@@ -43,6 +43,7 @@ class TextTable(TableFormat):
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         super().__init__(schema, seed, only_train)
         self._quoted = schema.quoting != UNQUOTED
+        self._constants: list[dict[str, pa.Scalar]] = []
         self._names = [self._header(source) for source in sources]
         self._piece: TextPiece | None = None
         self._place = Place(0, 0)
@@ -75,9 +76,11 @@ class TextTable(TableFormat):
         schema = self.schema
         fields, line = first_fields(source, schema.separator, quoted=self._quoted)
         names = list(schema.columns) or fields
-        if len(names) != len(fields) or not set(self._kinds) <= set(names):
+        self._constants.append(partition_columns(schema, source, names))
+        every = [*names, *self._constants[-1]]
+        if len(names) != len(fields) or not set(self._kinds) <= set(every):
             refuse_other_text(source.path, line)
-        require_columns(schema, source.path, names)
+        require_columns(schema, source.path, every)
         return names
 
     def _parse(self, text: np.ndarray, offset: int, piece: TextPiece) -> TableRows:
@@ -100,6 +103,8 @@ class TextTable(TableFormat):
             starts = np.concatenate([np.arange(0), *(starts[a:b] for a, b in good)]).astype(np.int64)
             table = self._read(text, names, len(starts))
         columns, hashed = {}, {}
+        for name, value in self._constants[piece.source.index].items():
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
         for name, kind in self._kinds.items():
             column = table.column(name).combine_chunks()
             if name in self._builder.hashed_strings:
@@ -129,7 +134,7 @@ class TextTable(TableFormat):
 
     def _read(self, text: np.ndarray | bytes, names: Sequence[str], rows: int) -> pa.Table:
         """Parse whole lines; ArrowInvalid unless each is a row."""
-        types = {name: ARROW[kind] for name, kind in self._kinds.items()}
+        types = {name: ARROW[kind] for name, kind in self._kinds.items() if name in names}
         if rows == 0:
             return pa.table({name: pa.array([], kind) for name, kind in types.items()})
         table = arrow_csv.read_csv(

@@ -49,7 +49,9 @@ class ScoringInput:
 
     @property
     def prepared(self) -> Path | None:
-        """The prepared folder, which may be given by its manifest; None for a raw file."""
+        """The prepared folder, which may be given by its manifest; None for a raw file, or a folder of them."""
+        if self.schema and not (self.path / MANIFEST_NAME).exists():
+            return None
         return self.path if self.path.is_dir() else self.path.parent if self.path.name == MANIFEST_NAME else None
 
 

@@ -147,7 +147,9 @@ def test_files_that_are_not_there_or_not_files(tmp_path, capsys):
     good.write_text(GOOD + "\n")
     out = ["-o", tmp_path / "out"]
     fails([tmp_path / "none.txt", *out], capsys, "none.txt: no such file")
-    fails([tmp_path, *out], capsys, f"{tmp_path}: is a directory")
+    (tmp_path / "nothing").mkdir()
+    fails([tmp_path / "nothing", *out], capsys, f"{tmp_path / 'nothing'}: this folder holds no files with data")
+    fails([tmp_path / "no*", *out], capsys, f"{tmp_path / 'no*'}: no file has such a name")
     empty = tmp_path / "empty.txt"
     empty.write_bytes(b"")
     fails([good, empty, *out], capsys, f"{empty}:1: the file is empty")

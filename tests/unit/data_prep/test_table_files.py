@@ -13,6 +13,7 @@ import zipfile
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import csv as arrow_csv
 from pyarrow import feather, orc, parquet
 from test_prepare_table import load, prepare, same
 
@@ -149,3 +150,82 @@ def test_tables_are_not_taken_for_other_formats(text, tmp_path):
     (tmp_path / "a.tsv").write_text(text * 20)
     schema = '[table]\nseparator = "\\t"\ncolumns = ["click", "note"]\n[categorical]\nnote = {}\n'
     assert prepare(tmp_path, tmp_path / "a.tsv", schema) == 0
+
+
+def write_parts(folder, write, numbers):
+    """Files of a user each, and beside them what Spark leaves."""
+    folder.mkdir(parents=True)
+    for n in numbers:
+        write(pa.table({"click": [n % 2] * 3, "user": [n] * 3}), folder / f"part-{n}.x")
+    (folder / "_SUCCESS").touch()
+    (folder / ".part-1.x.crc").write_bytes(b"\1\2")
+
+
+def users(folder):
+    return load(folder)["train"][0][:, 0].tolist()
+
+
+BY_ROWS = 'label = "click"\n[categorical]\nuser = { type = "integer", hash = 100 }\n[split]\nshares = [1]\n'
+
+
+@pytest.mark.parametrize("write", [arrow_csv.write_csv, parquet.write_table])
+@pytest.mark.parametrize("pattern", ["", "part-*.x", "*", "[!_]*"])
+def test_folders_and_patterns_are_read_by_the_numbers_in_their_names(pattern, write, tmp_path, capsys):
+    write_parts(tmp_path / "parts", write, [1, 2, 10])
+    assert prepare(tmp_path, tmp_path / "parts" / pattern, BY_ROWS, "--no-shuffle") == 0
+    assert users(tmp_path / "out") == [3] * 3 + [4] * 3 + [12] * 3
+    told = capsys.readouterr().out
+    assert "3 files, in this order: part-1.x, part-2.x, part-10.x\n" in told
+    schema = tmp_path / "guess.toml"
+    assert main(["table", "--guess", "--schema", str(schema), str(tmp_path / "parts" / pattern)]) == 0
+    assert "part-1.x" in schema.read_text()
+
+
+def test_files_that_a_shell_names_are_read_in_its_order_which_is_told(tmp_path, capsys):
+    write_parts(tmp_path / "parts", arrow_csv.write_csv, [1, 2, 10])
+    files = sorted(str(path) for path in (tmp_path / "parts").glob("[!.]*"))
+    (tmp_path / "s.toml").write_text(BY_ROWS)
+    words = ["table", *files, "--schema", str(tmp_path / "s.toml"), "-o", str(tmp_path / "out"), "--no-shuffle"]
+    assert main(words) == 0
+    assert users(tmp_path / "out") == [3] * 3 + [12] * 3 + [4] * 3
+    told = capsys.readouterr().out
+    assert f"left out, as no files of data: {tmp_path / 'parts' / '_SUCCESS'}\n" in told
+    assert "in this order: part-1.x, part-10.x, part-2.x; the split goes by it: give the folder" in told
+
+
+@pytest.mark.parametrize("write", [arrow_csv.write_csv, parquet.write_table])
+def test_folders_named_as_values_are_columns(write, tmp_path, capsys):
+    """The same rows as of one file that has them."""
+    days, rows = ["2026-03-02", "2026-03-01", "2026-03-10"], []
+    for day in days:
+        for shop in ("a%2Fb", "__HIVE_DEFAULT_PARTITION__"):
+            write_parts(tmp_path / "parts" / f"day={day}" / f"shop={shop}", write, [1, 2])
+            rows += [(day, "a/b" if shop == "a%2Fb" else None, n % 2, n) for n in (1, 2) for _ in range(3)]
+    rows.sort(key=lambda row: (row[0], row[1] is not None))
+    columns = dict(zip(("day", "shop", "click", "user"), map(list, zip(*rows, strict=True)), strict=True))
+    columns["day"] = pa.array(columns["day"]).cast(pa.date32())
+    parquet.write_table(pa.table(columns), tmp_path / "one.parquet")
+    schema = 'label = "click"\ntime = "day"\n[categorical]\nuser = "integer"\nshop = {}\n'
+    schema += '[split]\nby = "time"\ntrain_until = 2026-03-02\nvalidation_until = 2026-03-03\n'
+    for name, source in (("parts", tmp_path / "parts"), ("one", tmp_path / "one.parquet")):
+        assert prepare(tmp_path, source, schema, "--no-shuffle", name=f"{name}-out") == 0
+    same(load(tmp_path / "parts-out"), load(tmp_path / "one-out"))
+    names = [source["name"] for source in read_manifest(tmp_path / "parts-out").provenance["sources"]]
+    assert names[0] == "day=2026-03-01/shop=__HIVE_DEFAULT_PARTITION__/part-1.x"
+    (tmp_path / "parts" / "day=2026-03-10").rename(tmp_path / "parts" / "day=later")
+    assert prepare(tmp_path, tmp_path / "parts", schema, name="later") == 2
+    assert "its folder says day=later, which is no timestamp; rename it\n" in capsys.readouterr().err
+    assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(tmp_path / "parts")]) == 0
+    assert '"day" = { type = "string" }  # 3 folders day=...' in (tmp_path / "s.toml").read_text()
+
+
+def test_parts_without_rows_are_skipped(tmp_path, capsys):
+    parquet.write_table(TABLE, tmp_path / "a.parquet")
+    parquet.write_table(TABLE.slice(0, 0), tmp_path / "b.parquet")
+    parquet.write_table(pa.table({"other": pa.nulls(0)}), tmp_path / "c.parquet")
+    assert prepare(tmp_path, tmp_path / "[abc].parquet", PLAIN, "--on-bad-row", "skip") == 0
+    assert rows_of(tmp_path / "out") == 2
+    assert "without rows, skipped: b.parquet, c.parquet\n" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path / "out")]) == 0
+    assert prepare(tmp_path, tmp_path / "[bc].parquet", PLAIN, name="none") == 2
+    assert "b.parquet: has no rows; leave it out" in capsys.readouterr().err
