@@ -33,6 +33,27 @@ def require_columns(schema: Schema, path: Path, names: Sequence[str]) -> None:
             raise DataError(f"{path}:1: no column {name!r}, which {schema.path} names; {hint}{headless}")
 
 
+def splits_of_files(schema: Schema, sources: Sequence[RawSource]) -> list[int]:
+    """The split of each file, where the schema splits by file; DataError unless each matches patterns of one split, and
+    each pattern a file.
+    """
+    if schema.split.by != "file":
+        return []
+    splits: list[int] = []
+    left = set(schema.split.values)
+    for source in sources:
+        matching = [pattern for pattern in schema.split.values if source.path.match(pattern)]
+        left -= set(matching)
+        found = {schema.split.values[pattern] for pattern in matching}
+        if len(found) != 1:
+            what = "matches patterns of two splits" if found else "is in no split"
+            raise DataError(f"{source.path}: {what}; change the patterns in [split] of {schema.path}")
+        splits += found
+    if left:
+        raise DataError(f"{schema.path}: no file matches {min(left)!r} of [split]; give such a file, or leave it out")
+    return splits
+
+
 def partition_columns(schema: Schema, source: RawSource, names: Sequence[str]) -> dict[str, pa.Scalar]:
     """What the folders around a file say of its rows: of columns that the schema names, and that are not among the
     ``names`` in the file. DataError for a value of another kind.

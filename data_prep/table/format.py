@@ -10,6 +10,7 @@ import numpy as np
 from data_prep.preparation import RawSource, RowFormat, Rows
 from data_prep.ranks import RawDataError
 from data_prep.table.arrow_strings import StringReader, missing_values
+from data_prep.table.files import splits_of_files
 from data_prep.table.rows import RowBuilder, TableRows
 from data_prep.table.schema import KEYS, STRING, Schema, some
 from ssmpi.compiled.jit import njit
@@ -29,13 +30,13 @@ class TableFormat(RowFormat):
     token_type = np.uint64
     packs_floats = True
 
-    def __init__(self, schema: Schema, seed: int, only_train: bool) -> None:
+    def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         self.schema = schema
         self.features = schema.features
         self.transform = ", ".join(f"{name}: {column.transform}" for name, column in schema.dense.items()) or "none"
         self.splits_rows = schema.split.by != "rows"
         self._kinds = schema.kinds()
-        self._builder = RowBuilder(schema, seed, only_train)
+        self._builder = RowBuilder(schema, seed, only_train, splits_of_files(schema, sources))
         self._missing, self._strings = missing_values(schema), StringReader(schema)
 
     def least_count(self, feature: int, options: Any) -> int:

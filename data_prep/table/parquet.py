@@ -120,7 +120,7 @@ class ParquetTable(TableFormat):
     knows_rows = True
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
-        super().__init__(schema, seed, only_train)
+        super().__init__(schema, sources, seed, only_train)
         self._only_train = only_train
         self._folder: Path | None = None
         self._last_pass = False

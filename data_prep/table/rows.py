@@ -107,10 +107,10 @@ class Place:
 
 
 class RowBuilder:
-    """Makes rows of Arrow columns that were read as ``Schema.kinds`` says."""
+    """Makes rows of Arrow columns that were read as ``Schema.kinds`` says. ``file_splits``: of each source, by file."""
 
-    def __init__(self, schema: Schema, seed: int, only_train: bool) -> None:
-        self.schema, self._seed, self._only_train = schema, seed, only_train
+    def __init__(self, schema: Schema, seed: int, only_train: bool, file_splits: Sequence[int] = ()) -> None:
+        self.schema, self._seed, self._only_train, self._file_splits = schema, seed, only_train, file_splits
         self._lists = ListReader(schema)
         others = {schema.label.column if schema.label else "", schema.split.column, schema.time}
         self.hashed_strings = [
@@ -186,6 +186,8 @@ class RowBuilder:
         rule = self.schema.split
         if rule.by == "rows":
             return None
+        if rule.by == "file":
+            return np.full(rows, self._file_splits[place.source], dtype=np.uint8)
         if rule.by == "random":
             first = (((place.source << PIECE_BITS) + place.piece) << ROW_BITS) + place.rows
             place.rows += rows

@@ -76,8 +76,10 @@ class ListColumn(Categorical):
 
 @dataclass(frozen=True)
 class SplitRule:
-    """Which split a row is in: by its number, at random, by ``column`` (``values``: the splits of its values) or by
-    time (``until``: the ends of train and validation; numbers or microseconds of UTC)."""
+    """Which split a row is in: by its number, at random, by ``column`` (``values``: the splits of its values), by file
+    (``values``: of patterns of paths) or by time (``until``: the ends of train and validation; numbers or microseconds
+    of UTC).
+    """
 
     by: str = "rows"
     shares: tuple[float, ...] = (0.8, 0.1, 0.1)

@@ -38,6 +38,7 @@ SPLIT_KEYS = {
     "rows": {"by", "shares"},
     "random": {"by", "shares"},
     "column": {"by", "column", *SPLITS},
+    "file": {"by", *SPLITS},
     "time": {"by", "train_until", "validation_until"},
 }
 
@@ -205,8 +206,8 @@ def _split(path: Path, found: object) -> SplitRule:
         raise UserError(f"{path}: split.by is {by!r}; write one of {', '.join(SPLIT_KEYS)}")
     if wrong := sorted(set(found) - SPLIT_KEYS[by]):
         raise UserError(f"{path}: split.{wrong[0]} does not go with split.by = {by!r}; leave it out")
-    if by == "column":
-        return _by_value(path, found)
+    if by in ("column", "file"):
+        return _by_value(path, found, by)
     if by == "time":
         return _by_time(path, found)
     shares = found.get("shares", [0.8, 0.1, 0.1])
@@ -216,18 +217,21 @@ def _split(path: Path, found: object) -> SplitRule:
     return SplitRule(by, tuple(float(x) for x in shares))
 
 
-def _by_value(path: Path, found: dict[str, Any]) -> SplitRule:
+def _by_value(path: Path, found: dict[str, Any], by: str) -> SplitRule:
     column = _string(path, "split.column", found.get("column", ""))
     values = {name: found[name] if isinstance(found[name], list) else [found[name]] for name in SPLITS if name in found}
     every = [value for some in values.values() for value in some]
-    if not column or "train" not in values:
-        raise UserError(f'{path}: split by column: write column = "..." and the values of train, validation and test')
+    if "train" not in values or not (column or by == "file"):
+        what = 'column = "..." and the values' if by == "column" else "the names or patterns of the files"
+        raise UserError(f"{path}: split by {by}: write {what} of train, validation and test")
+    if by == "file" and not all(type(value) is str and value for value in every):
+        raise UserError(f"{path}: split: {every} are not all names or patterns of files")
     if {type(value) for value in every} not in ({str}, {int}):
         raise UserError(f"{path}: split: the values are {every}; write strings alone or whole numbers alone")
     if len(set(every)) < len(every):
         raise UserError(f"{path}: split: a value is in two splits")
     numbers = {str(value): SPLITS.index(name) for name, some in values.items() for value in some}
-    return SplitRule("column", column=column, values=numbers, type=STRING if type(every[0]) is str else INTEGER)
+    return SplitRule(by, column=column, values=numbers, type=STRING if type(every[0]) is str else INTEGER)
 
 
 def _by_time(path: Path, found: dict[str, Any]) -> SplitRule:

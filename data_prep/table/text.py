@@ -41,7 +41,7 @@ class TextTable(TableFormat):
     """CSV and its like. Every file has the columns that the schema names, in any order."""
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
-        super().__init__(schema, seed, only_train)
+        super().__init__(schema, sources, seed, only_train)
         self._quoted = schema.quoting != UNQUOTED
         self._constants: list[dict[str, pa.Scalar]] = []
         self._names = [self._header(source) for source in sources]

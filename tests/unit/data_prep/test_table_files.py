@@ -229,3 +229,38 @@ def test_parts_without_rows_are_skipped(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "out")]) == 0
     assert prepare(tmp_path, tmp_path / "[bc].parquet", PLAIN, name="none") == 2
     assert "b.parquet: has no rows; leave it out" in capsys.readouterr().err
+
+
+BY_FILE = PLAIN.replace(
+    'by = "random"', 'by = "file"\ntrain = "train*.csv"\nvalidation = "valid/*"\ntest = ["t.csv", "t2*"]'
+)
+
+
+def test_splits_may_be_files(tmp_path):
+    """Each split has the rows of its files, and the vocabulary those of training alone."""
+    (tmp_path / "valid").mkdir()
+    for name, some in (("train-1", [1, 2]), ("train-2", [3]), ("valid/a", [1, 7]), ("t", [8]), ("t2", [2, 2, 9])):
+        (tmp_path / f"{name}.csv").write_text("click,user\n" + "".join(f"{n % 2},{n}\n" for n in some))
+    assert prepare(tmp_path, tmp_path / "**" / "*.csv", BY_FILE, "--no-shuffle") == 0
+    assert {split: found[0][:, 0].tolist() for split, found in load(tmp_path / "out").items()} == {
+        "train": [2, 3, 4], "validation": [2, 1], "test": [1, 3, 3, 1],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"valid/*"', '"t*.csv"', "train.csv: matches patterns of two splits; change the patterns in [split] of "),
+        ('"train*.csv"', '"train"', "train.csv: is in no split; change"),
+        ('"t2*"', '"u.csv"', "s.toml: no file matches 'u.csv' of [split]; give such a file, or leave it out"),
+        ('"valid/*"', "3", "are not all names or patterns of files"),
+        ('train = "train*.csv"', "", "split by file: write the names or patterns of the files of train,"),
+        ('by = "file"', 'by = "file"\ncolumn = "user"', "split.column does not go with split.by = 'file'"),
+    ],
+)
+def test_files_are_in_one_split_each(old, new, said, tmp_path, capsys):
+    for name in ("train.csv", "t.csv", "t2.csv", "valid/a.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("click,user\n1,2\n")
+    assert prepare(tmp_path, tmp_path / "**" / "*.csv", BY_FILE.replace(old, new), name="s") == 2
+    assert said in capsys.readouterr().err

@@ -76,6 +76,11 @@ def test_new_rows_need_features_only_and_keep_their_order(project, tmp_path, cap
     assert score.predict(run, ScoringInput(tmp_path / "shards", "test", None), tmp_path / "expected") == 0
     np.testing.assert_array_equal(found, np.loadtxt(tmp_path / "expected"))
     assert np.ptp(found) > 0.1
+    (tmp_path / "parts").mkdir()
+    for part, some in ((2, rows[:5]), (10, rows[5:])):
+        write(tmp_path / "parts" / f"part-{part}.csv", some, FEATURES)
+    (tmp_path / "parts" / "_SUCCESS").touch()
+    np.testing.assert_array_equal(predict(project, tmp_path / "parts", tmp_path / "of parts"), found)
     one = predict(project, write(tmp_path / "one.csv", rows[-1:], FEATURES), tmp_path / "a score")
     np.testing.assert_allclose(one, found[-1:], rtol=0, atol=1e-6)
 
