@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     among = top.add_subparsers(required=True, metavar="COMMAND")
     add_runs(among)
     add_plans(among)
+    add_settings(among)
     add_scores(among)
     add_records(among)
     add_benchmarks(among)
@@ -89,6 +90,14 @@ def add_plans(among: Commands) -> None:
     sub = add(among, "doctor", commands.doctor, text, ranks=True)
     text = "instead, remove what ranks have left in this memory file system (default: /dev/shm)"
     sub.add_argument("--clean", type=Path, nargs="?", const=Path("/dev/shm"), metavar="FOLDER", help=text)
+
+
+def add_settings(among: Commands) -> None:
+    """``settings``."""
+    sub = add(
+        among, "settings", commands.settings, "print what can be set in run files and site files: defaults, meanings"
+    )
+    sub.add_argument("word", nargs="?", help="a section, or what a setting has in its name or meaning (default: all)")
 
 
 def add_scores(among: Commands) -> None:

@@ -139,6 +139,14 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def settings(arguments: argparse.Namespace) -> int:
+    """``ssmpi settings``."""
+    from ssmpi.tools import settings_text
+
+    print(settings_text.describe(arguments.word))
+    return 0
+
+
 def recovery_inputs(arguments: argparse.Namespace) -> dict[str, float]:
     """The inputs that were given to ``--recovery`` or ``--predict``, by their names."""
     for option in PREDICTS:

@@ -15,11 +15,14 @@ from ssmpi.core.settings import COUNT, positive, require, within
 
 @dataclass(frozen=True)
 class Node:
-    """The ``[node]`` section: cores and memory that jobs may use on one node. ``count`` is how many nodes there are."""
+    """The ``[node]`` section: what jobs may use of one node."""
 
     cores: int
+    """Cores of a node."""
     memory_gb: float
+    """Memory of a node, in GB."""
     count: int | None = None
+    """Number of nodes, to get an error when a run needs more."""
 
     def __post_init__(self) -> None:
         within("cores", self.cores, 1, COUNT)
@@ -29,19 +32,21 @@ class Node:
 
 @dataclass(frozen=True)
 class SitePlacement:
-    """The ``[placement]`` section: which ranks share a node.
-
-    ``servers = "spread"`` puts PSs beside the trainers, evenly; ``"packed"`` gives them their own nodes, as few as hold
-    them. A trainer takes ``trainer_cores`` (default: one for each worker thread and one for its shadow thread).
-    ``spare_hosts`` additional nodes are requested from SLURM to replace lost ones; without SLURM the unused
-    ``launcher.hosts`` are the spares.
-    """
+    """The ``[placement]`` section: which ranks share a node."""
 
     trainers_per_node: int = 1
+    """Trainers on a node."""
     trainer_cores: int | None = None
+    """Cores of a trainer. Unset: one for each worker thread and one for its shadow thread."""
     servers: Literal["spread", "packed"] = "spread"
+    """``spread`` puts PSs beside the trainers, evenly; ``packed`` gives them nodes of their own, as few as hold them.
+    """
     server_cores: int = 1
+    """Cores of a PS."""
     spare_hosts: int = 0
+    """Nodes beyond those needed, which SLURM is asked for to replace lost ones. Without SLURM the unused
+    ``launcher.hosts`` are the spares.
+    """
 
     def __post_init__(self) -> None:
         within("trainers_per_node", self.trainers_per_node, 1, COUNT)
@@ -52,38 +57,44 @@ class SitePlacement:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The ``[launcher]`` section: how ranks are started.
-
-    ``mpi`` is the MPI of ssmpi: ``openmpi``, or ``mpich`` for MPICH and its derivatives (Intel MPI). ``srun_mpi``
-    is srun's ``--mpi``: ``pmix`` for Open MPI, ``pmi2`` for MPICH and Intel MPI; ``srun --mpi=list`` lists them.
-    ``interface`` is the network that MPI uses, a name (``ib0``) or, with Open MPI, an address range (``10.1.0.0/16``).
-    ``hosts`` names the nodes if no scheduler does; ``arguments`` go to the launcher unchanged.
-    """
+    """The ``[launcher]`` section: how ranks are started."""
 
     command: Literal["srun", "mpirun"] = "mpirun"
+    """``srun`` or ``mpirun``; placement is the same."""
     mpi: Literal["openmpi", "mpich"] = "openmpi"
+    """The MPI that ssmpi runs with: ``openmpi``, or ``mpich`` for MPICH and its derivatives (Intel MPI)."""
     srun_mpi: str = "pmix"
+    """``--mpi`` of srun: ``pmix`` for Open MPI, ``pmi2`` for MPICH and Intel MPI; ``srun --mpi=list`` lists them."""
     interface: str | None = None
+    """Network that MPI uses: a name (``ib0``) or, with Open MPI, an address range (``10.1.0.0/16``). Unset: MPI
+    chooses.
+    """
     hosts: tuple[str, ...] = ()
+    """Nodes, if no scheduler names them."""
     arguments: tuple[str, ...] = ()
+    """Further arguments of the launcher, unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """The ``[slurm]`` section; ``options`` are further ``#SBATCH`` lines, used unchanged.
-
-    ``signal_seconds`` before the time limit the run is signalled to save and exit. With ``requeue`` it is then
-    requeued, repeatedly as long as it makes progress. SLURM is up to a minute late: allow twice the time that saving
-    takes, plus a minute.
-    """
+    """The ``[slurm]`` section: what a batch job asks for."""
 
     time: str = "24:00:00"
+    """Time limit."""
     partition: str | None = None
+    """Partition. Unset: the cluster's own default."""
     account: str | None = None
+    """Account that the job is charged to."""
     exclusive: bool = False
+    """Ask for whole nodes."""
     signal_seconds: int = 180
+    """Seconds before the limit at which the run is told to save and exit. SLURM is up to a minute late: allow twice the
+    time that saving takes, plus a minute.
+    """
     requeue: bool = True
+    """Requeue the job then, repeatedly as long as it makes progress."""
     options: tuple[str, ...] = ()
+    """Further ``#SBATCH`` lines, unchanged."""
 
     def __post_init__(self) -> None:
         within("signal_seconds", self.signal_seconds, 1, COUNT)
@@ -93,16 +104,14 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Site:
-    """A site file. Without ``[slurm]``, jobs start at once on the host of 'ssmpi submit'.
-
-    ``setup`` are shell lines that a batch file runs first: modules to load, an environment to activate.
-    """
+    """A site file. Without ``[slurm]``, jobs start at once on the host of 'ssmpi submit'."""
 
     node: Node
     placement: SitePlacement = field(default_factory=SitePlacement)
     launcher: Launcher = field(default_factory=Launcher)
     slurm: Slurm | None = None
     setup: tuple[str, ...] = ()
+    """Shell lines that a batch file runs first: modules to load, an environment to activate."""
 
     def __post_init__(self) -> None:
         require(

@@ -16,17 +16,18 @@ from ssmpi.core.settings import SECONDS, positive
 
 @dataclass(frozen=True)
 class WaitOptions:
-    """The ``[waiting]`` section: sleeps between tests grow to ``longest_sleep_us``, or to a twentieth of the wait
-    so far (at most 10 ms, a server 50 ms) where that is longer: an idle server need not poll 2,000 times a second.
-    ``time_limit_seconds`` is how long any single answer may take, ``frozen_seconds`` how long a rank may go without a
-    heartbeat.
-    """
+    """The ``[waiting]`` section: how ranks wait for each other, and how long."""
 
     REMOVED: ClassVar = {"spins": 0}
 
     longest_sleep_us: float = 500.0
+    """Microseconds to which sleeps between tests for a message grow; or a twentieth of the wait so far (at most 10 ms,
+    a server 50 ms) where that is longer: an idle server need not poll 2,000 times a second.
+    """
     time_limit_seconds: float = 300.0
+    """Seconds that any single answer may take."""
     frozen_seconds: float = 120.0
+    """Seconds that a rank may go without a heartbeat before it counts as frozen."""
 
     def __post_init__(self) -> None:
         positive("longest_sleep_us", self.longest_sleep_us, 1e6)

@@ -16,20 +16,24 @@ NO_SPLIT = "none"  # as the name of a split in ``[evaluate]``
 
 @dataclass(frozen=True)
 class Run:
-    """The ``[run]`` section: where results go, and how often they are written.
-
-    ``log_seconds`` is the time between lines of ``metrics.jsonl``. ``record_losses`` keeps every batch's loss, for
-    comparing runs bit by bit. ``continue_from`` is a finished run whose model and optimizer state this one begins with,
-    on other data; with ``fresh_optimizer`` its optimizers begin anew. Schedule and passes are this run's own.
-    """
+    """The ``[run]`` section: where results go, how often they are written, what a run continues."""
 
     folder: str = "runs/run"
+    """Run folder: settings, logs, metrics, checkpoints, model and result."""
     seed: int = 1
+    """Seed of initial weights, of shuffling and of sampling. One trainer with one thread repeats to the bit."""
     log_seconds: float = 5.0
+    """Seconds between two lines of ``metrics.jsonl``."""
     tensorboard: bool = True
+    """Also write TensorBoard events, if the extra ``tensorboard`` is installed."""
     record_losses: bool = False
+    """Keep the loss of every batch in ``losses-N.npy``, for comparing runs bit by bit."""
     continue_from: str = ""
+    """Finished run whose model and optimizer state this one begins with, on other data. Schedule and passes are this
+    run's own.
+    """
     fresh_optimizer: bool = False
+    """Begin with the weights of ``continue_from`` and with new optimizer state."""
 
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty")
@@ -43,29 +47,30 @@ class Run:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """The ``[evaluate]`` section.
-
-    ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; ``none`` is none. The default ones
-    are left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the
-    end. With ``progressive`` the common model also scores each part of the first pass before it is trained on; parts
-    then follow each other in the order of the rows, and ``data.shuffle`` permutes within them.
-
-    ``keep`` selects the model that the run leaves: the ``last`` one, or the ``best`` one, which has the lowest NE on
-    ``split``. Early stopping: training ends after ``patience`` evaluations of ``split`` in a row without a gain, where
-    a gain is an NE more than ``min_gain`` (a difference of NE, not a share of it) below that of the last gain, or as
-    soon as the AUC of ``split`` reaches ``stop_at_auc``; 0 disables either rule.
-    """
+    """The ``[evaluate]`` section: when which rows are scored, and whether scores end training."""
 
     split: str = "validation"
+    """Split that is scored during training, or ``none``. The default is left out where the data has no such split."""
     final: str = "test"
+    """Split that is scored once at the end, or ``none``. The default is left out where the data has no such split."""
     per_pass: int = 1
+    """Evaluations of ``split`` in each pass."""
     batch_size: int = 2048
+    """Rows that are scored at a time."""
     replica: bool = False
+    """Also score the first trainer's own replica at the end."""
     progressive: bool = False
+    """Score each part of the first pass with the common model before it is trained on. Parts then follow each other in
+    the order of the rows, and ``data.shuffle`` permutes within them.
+    """
     keep: Literal["last", "best"] = "last"
+    """Which model the run leaves: the ``last`` one, or the ``best`` one, which has the lowest NE on ``split``."""
     patience: int = 0
+    """End training after so many evaluations of ``split`` in a row without a gain; 0: never."""
     min_gain: float = 0.0
+    """NE by which an evaluation has to be below that of the last gain to be a gain (a difference, not a share)."""
     stop_at_auc: float = 0.0
+    """End training as soon as the AUC of ``split`` reaches this; 0: never."""
 
     def __post_init__(self) -> None:
         within("per_pass", self.per_pass, 1, 100_000)
@@ -92,30 +97,36 @@ class EvaluateOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """The ``[checkpoint]`` section.
-
-    A checkpoint is due ``every_minutes`` after the last one, or ``every_examples`` over all trainers after it,
-    whichever comes first; 0 means never. The newest ``keep`` stay. With ``background`` an embedding PS copies its rows
-    and writes the copy while training continues; without, or where memory has no room for the copy, training waits. A
-    run asked to stop saves within ``stop_budget_seconds`` or gives up; any other save has ``limit_seconds``.
+    """The ``[checkpoint]`` section: when state is saved, and how many checkpoints are kept.
 
     Under ``ssmpi launch``, each embedding PS also saves its rows during training, for partial recovery: all of them,
     every T_save that ``recovery.target_pls`` asks for, on average over losses and for a single one, unless a checkpoint
-    is newer. With another ``priority`` than
-    ``none`` a ``priority_fraction`` of them, in that fraction of T_save: those accessed most often (``mfu``), those in
-    a sample of one access in ``priority_period`` (``ssu``), or those changed most (``scar``, which needs memory for a
-    copy of the weights). The smallest tables, with 1 % of all rows, are saved whole.
+    is newer. The smallest tables, with 1 % of all rows, are saved whole.
     """
 
     every_minutes: float = 30.0
+    """Minutes from one checkpoint to the next; 0: none by time."""
     every_examples: int = 0
+    """Examples, over all trainers, from one checkpoint to the next; 0: none by examples. What comes first counts."""
     keep: int = 2
+    """How many of the newest checkpoints stay."""
     background: bool = True
+    """An embedding PS copies its rows and writes the copy while training goes on. Without this, or where memory has no
+    room for the copy, training waits.
+    """
     stop_budget_seconds: float = 60.0
+    """Seconds in which a run that is asked to stop saves, or gives up."""
     limit_seconds: float = 3600.0
+    """Seconds that any other save may take."""
     priority: Literal["none", "mfu", "ssu", "scar"] = "none"
+    """Which rows an embedding PS saves first for partial recovery: ``none``, all in turn; ``mfu``, those accessed most
+    often; ``ssu``, those in a sample of accesses; ``scar``, those changed most (needs memory for a copy of the
+    weights).
+    """
     priority_fraction: float = 0.125
+    """Share of the rows that a save by ``priority`` takes, in that share of the time between saves."""
     priority_period: int = 2
+    """``ssu`` samples one access in so many."""
 
     def __post_init__(self) -> None:
         within("every_minutes", self.every_minutes, 0.0, SECONDS)
@@ -136,25 +147,31 @@ class CheckpointOptions:
 class RecoveryOptions:
     """The ``[recovery]`` section: what ``ssmpi launch`` does when ranks are killed.
 
-    Unless ``mode = "off"`` the state of every rank lies in ``memory_folder``, a memory file system of its host, and the
-    job is restarted at once: each rank resumes from its memory. Where the memory of a rank is lost too, ``"partial"``
-    reloads what was lost alone, ``"full"`` takes all ranks back to the newest checkpoint, and ``"auto"`` is partial
-    unless the loss would bring the run's PLS (portion of lost samples) above ``target_pls``. ``mtbf_hours`` is the mean
-    time between two losses of an embedding PS's memory; 0 means unknown: 504 h / N is assumed. Recovery is full in
-    any case if the first trainer's memory is lost, or that of more than ``max_lost_fraction`` of the embedding PSs. How
-    often embedding PSs save rows also follows from ``target_pls`` and ``mtbf_hours``; with ``"auto"`` they pause saving
-    while full recovery costs less. A job that was restarted ``max_restarts`` times within ``within_minutes``, or as
-    often without training on anything new, ends (exit code 86), as does any job at its first loss with ``"off"``;
-    restarts without progress wait longer each time, up to 5 min.
+    The state of every rank lies in memory that outlives its process, and the job restarts at once: each rank resumes
+    from its memory. Recovery is full in any case if the memory of the first trainer is lost. How often embedding PSs
+    save rows also follows from ``target_pls`` and ``mtbf_hours``; with ``"auto"`` they pause saving while full recovery
+    costs less. Restarts without progress wait longer each time, up to 5 min.
     """
 
     mode: Literal["auto", "full", "partial", "off"] = "auto"
+    """What follows when the memory of a rank is lost too: ``partial`` reloads what was lost alone, ``full`` takes all
+    ranks back to the newest checkpoint, ``auto`` is partial unless the loss would bring the run's PLS above
+    ``target_pls``. ``off``: the job ends at its first loss.
+    """
     target_pls: float = 0.1
+    """Portion of lost samples (PLS) that a run may accept by partial recovery."""
     mtbf_hours: float = 0.0
+    """Mean time between two losses of an embedding PS's memory; 0: unknown, 504 h / N is assumed for N of them."""
     max_lost_fraction: float = 0.5
+    """Recovery is full if more than this share of the embedding PSs lose their memory."""
     memory_folder: str = "/dev/shm"
+    """Memory file system of each host in which the state of its ranks lies."""
     max_restarts: int = 10
+    """The job ends (exit code 86) after so many restarts within ``within_minutes``, or as many without training on
+    anything new.
+    """
     within_minutes: float = 60.0
+    """Minutes over which ``max_restarts`` counts."""
 
     def __post_init__(self) -> None:
         positive("target_pls", self.target_pls, 1.0)

@@ -21,20 +21,22 @@ from ssmpi.data.schema import MAKE_AGAIN, Manifest, open_shard, read_manifest
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The ``[data]`` section.
-
-    ``folder`` is what ``ssmpi-prepare`` made. ``handout`` deals row blocks of at most ``block_rows`` rows:
-    ``dynamic`` to the next free thread, ``static`` in a fixed rotation. ``shuffle`` permutes the order of blocks and
-    the rows inside them, differently in every pass.
-    """
+    """The ``[data]`` section: what is trained on, and in which order."""
 
     folder: str
+    """Folder that ``ssmpi-prepare`` made."""
     batch_size: int = 128
+    """Rows of a batch; each worker thread trains on batches of its own."""
     passes: int = 1
+    """How often every row is trained on."""
     handout: str = "dynamic"
+    """Who gets a row block: ``dynamic``, the next free thread; ``static``, threads in a fixed rotation."""
     block_rows: int = 65536
+    """Most rows of a block, the unit that is read and dealt to threads."""
     shuffle: bool = True
+    """Permute the order of blocks and the rows inside them, differently in every pass."""
     train_split: str = "train"
+    """Split of the data to train on."""
 
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty: name what 'ssmpi-prepare' made")

@@ -17,18 +17,16 @@ SLACK = 6.0  # standard deviations by which a PS may have more than its share of
 
 @dataclass(frozen=True)
 class KeyOptions:
-    """How the keys of a feature get and lose rows.
-
-    ``keys`` is the most that have rows at a time. A key gets one at its ``admit_after``-th lookup, or at each of them
-    with ``admit_probability``, drawn by key and seed; before that the feature's shared row serves. At a pause of
-    training, a row that was not looked up for more than ``expire_after_examples`` is freed, 0 for never. A full table
-    frees those not looked up for longest.
-    """
+    """How the keys of a feature get and lose rows."""
 
     keys: int = 1_000_000
+    """Most keys of a feature that have rows at a time. A full table frees those not looked up for longest."""
     admit_after: int = 1
+    """Lookup of a key at which it gets a row. Before that the feature's shared row serves."""
     admit_probability: float = 1.0
+    """Probability with which a key gets a row at each lookup, drawn by key and seed."""
     expire_after_examples: int = 0
+    """At a pause of training, rows not looked up for more examples than this are freed; 0: never."""
 
     def __post_init__(self) -> None:
         within("keys", self.keys, 1, COUNT // 2)
@@ -79,6 +77,9 @@ class DynamicOptions(KeyOptions):
     """The ``[embedding.dynamic]`` section: of every keyed feature, but for what ``features`` have of their own."""
 
     features: dict[str, FeatureOptions] = field(default_factory=dict, hash=False)
+    """Sections ``[embedding.dynamic.features.NAME]``: these keys for one feature, where it differs. A way of admission
+    replaces both.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,33 +35,44 @@ Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and the nu
 
 @dataclass(frozen=True)
 class EmbeddingOptions:
-    """The ``[embedding]`` section.
-
-    ``optimizer`` is one of ``ROW_OPTIMIZERS``; ``rate`` its learning rate (the schedule multiplies it); the numbers
-    behind it are those of ``OptimizerOptions``. ``clip_value`` bounds each entry of a row's gradient, 0 none.
-    With ``prefetch`` a thread asks for the next batch's rows before it trains on this one: the round trip is hidden,
-    and rows are one of its own batches old. Without, one thread computes exactly what a single process would.
-    ``transport`` is how a trainer reaches a PS: ``shared`` maps its memory and works on the rows in place, ``messages``
-    does not, ``auto`` is ``shared`` where both are on one host. Results are the same. ``pooling`` is who pools
-    lists of ids whose rows are reached by messages: ``server`` before it sends them, ``trainer``, or ``auto``, by what
-    is less to send. With keyed features ``table`` is ``dynamic``: their keys get and lose rows as
-    ``[embedding.dynamic]`` says.
-    """
+    """The ``[embedding]`` section: the rows of the tables, their optimizer, and how trainers reach them."""
 
     dim: int = 16
+    """Floats of a row."""
     optimizer: str = "rowwise_adagrad"
+    """``sgd``, ``rowwise_adagrad``, ``partial_rowwise_adam``, ``adam`` or ``adamw``."""
     rate: float = 0.15
+    """Learning rate; the schedule multiplies it. The default suits Adagrad."""
     epsilon: float = 1e-8
+    """Added to the root that divides a step, as torch's ``eps``."""
     initial_state: float = 3e-4
+    """Value at which Adagrad's sums of squares begin."""
     beta1: float = 0.9
+    """Share of Adam's mean of gradients that a step keeps."""
     beta2: float = 0.999
+    """Share of Adam's mean of squares that a step keeps."""
     weight_decay: float = 0.0
+    """Weight decay of the rows that a batch looks up: times a weight it is added to the gradient; with ``adamw`` the
+    weight shrinks by rate times it.
+    """
     clip_value: float = 0.0
+    """Bound of each entry of a row's gradient; 0: none."""
     prefetch: bool = True
+    """A thread asks for the next batch's rows before it trains on this one: the round trip is hidden, and rows are one
+    of its own batches old. Without this, one thread computes exactly what a single process would.
+    """
     pushes_in_flight: int = 4
+    """Batches of a thread whose row gradients may be on their way before it waits."""
     pooling: str = "auto"
+    """Who pools lists of ids whose rows are reached by messages: ``server``, before it sends them, ``trainer``, or
+    ``auto``, by what is less to send.
+    """
     transport: str = "auto"
+    """How a trainer reaches a PS: ``shared`` maps its memory and works on the rows in place, ``messages`` does not,
+    ``auto`` is ``shared`` where both are on one host. Results are the same.
+    """
     table: str = "static"
+    """``static``, or ``dynamic`` for data with keys: they get and lose rows as ``[embedding.dynamic]`` says."""
     dynamic: DynamicOptions = field(default_factory=DynamicOptions)
 
     def __post_init__(self) -> None:

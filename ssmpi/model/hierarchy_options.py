@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HierarchyOptions:
-    """Which member computes what, by ordered rules (``tags``) or by a ``plan`` that derives them: ``data`` (the
-    default), ``columns`` or ``stages``. ``homes`` are the members that read batches, ``all`` or the ``first``.
-    ``transport``: members of one host exchange values in memory (``auto``), or all of them by MPI (``messages``).
-    """
+    """The ``[hierarchy]`` section: which member of a group computes what."""
 
     tags: tuple[str, ...] = ()
+    """Ordered rules that say where each operator is computed, such as ``"top.*: 1"``."""
     plan: str = ""
+    """Plan that derives the rules from the network instead: ``data`` (used if neither is set), ``columns`` or
+    ``stages``.
+    """
     homes: Literal["all", "first"] = "all"
+    """Members that read batches: ``all``, or the ``first`` of each group."""
     transport: Literal["auto", "messages"] = "auto"
+    """How members exchange values: ``auto``, in memory within a host, or ``messages``, always by MPI."""
 
     def __post_init__(self) -> None:
         require(

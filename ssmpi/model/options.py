@@ -15,10 +15,12 @@ WIDEST = 1_000_000  # layer
 
 @dataclass(frozen=True)
 class DCNv2Options:
-    """``[model.dcn_v2]``: the number of cross layers, and the rank of their matrices, 0 for full."""
+    """The ``[model.dcn_v2]`` section, for ``model.name = "dcn_v2"``."""
 
     layers: int = 3
+    """Number of cross layers."""
     rank: int = 0
+    """Rank of the cross layers' matrices; 0: full."""
 
     def __post_init__(self) -> None:
         within("layers", self.layers, 1, 100)
@@ -27,9 +29,10 @@ class DCNv2Options:
 
 @dataclass(frozen=True)
 class DeepFMOptions:
-    """``[model.deepfm]``: the outputs of each hidden layer of the deep part."""
+    """The ``[model.deepfm]`` section, for ``model.name = "deepfm"``."""
 
     deep: tuple[int, ...] = (400, 400, 400)
+    """Outputs of each hidden layer of the deep part."""
 
     def __post_init__(self) -> None:
         for layer, size in enumerate(self.deep):
@@ -38,9 +41,10 @@ class DeepFMOptions:
 
 @dataclass(frozen=True)
 class DLRMTowersOptions:
-    """``[model.dlrm_towers]``: the number of towers, one for each member of a group."""
+    """The ``[model.dlrm_towers]`` section, for ``model.name = "dlrm_towers"``."""
 
     towers: int = 2
+    """Number of towers, one for each member of a group."""
 
     def __post_init__(self) -> None:
         within("towers", self.towers, 2, 1000)
@@ -48,27 +52,34 @@ class DLRMTowersOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The ``[model]`` section; the defaults are the Kaggle sizes of facebookresearch/dlrm.
-
-    ``name`` is one of ``zoo.NETWORKS``, or ``FILE.py:FUNCTION``, a custom network in a file beside the run file.
-    ``bottom`` and ``top`` list the outputs of each layer of the bottom and top MLPs of built-in networks; the top one
-    ends in 1. ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state
-    and rows are float32 in either case, and so are scores. With ``center_inputs`` the first biases are initialized as
-    if the inputs had mean 0; without, as in facebookresearch/dlrm, half of that layer's units start on, or off, for
-    nearly all rows. ``top_k`` lists operators and shares, such as ``"bottom.2: 0.95"``: behind each, this share of an
-    example's values, the smallest, become 0: exactly the smallest of each example, or (``laplace``) those below a
-    threshold that is estimated in training. ``top_k_training`` and ``top_k_scoring`` say how; scoring may also be
-    ``off``: all values pass.
-    """
+    """The ``[model]`` section: the network. The defaults are the Kaggle sizes of facebookresearch/dlrm."""
 
     name: str = "dlrm"
+    """``dlrm``, ``dlrm_towers``, ``dcn_v2``, ``deepfm``, ``logistic``, or ``FILE.py:FUNCTION``, a network of your own
+    in a file beside the run file.
+    """
     precision: str = "fp32"
+    """Precision of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state, rows and scores are
+    float32 in either case.
+    """
     center_inputs: bool = False
+    """Initialize the first biases as if the inputs had mean 0. Without this, as in facebookresearch/dlrm, half of that
+    layer's units start on, or off, for nearly all rows.
+    """
     bottom: tuple[int, ...] = (512, 256, 64, 16)
+    """Outputs of each layer of the bottom MLP of built-in networks."""
     top: tuple[int, ...] = (512, 256, 1)
+    """Outputs of each layer of the top MLP of built-in networks; the last one is 1."""
     top_k: tuple[str, ...] = ()
+    """Operators and shares, such as ``"bottom.2: 0.95"``: behind each, this share of an example's values, the smallest,
+    become 0.
+    """
     top_k_training: Literal["exact", "laplace"] = "exact"
+    """How these values are found in training: ``exact``, the smallest of each example, or ``laplace``, those below a
+    threshold that is estimated.
+    """
     top_k_scoring: Literal["exact", "laplace", "off"] = "exact"
+    """The same in scoring; ``off``: all values pass."""
 
     dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
     deepfm: DeepFMOptions = field(default_factory=DeepFMOptions)
@@ -86,18 +97,24 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """The ``[dense]`` section: ``optimizer`` is one of ``DENSE_OPTIMIZERS``, ``rate`` its learning rate; the numbers
-    behind it are those of ``OptimizerOptions``. ``clip_norm`` bounds the norm of a step's gradient, 0 none.
-    """
+    """The ``[dense]`` section: the optimizer of the dense parameters. Numbers have torch's names."""
 
     optimizer: str = "adagrad"
+    """``sgd``, ``adagrad``, ``adam`` or ``adamw``."""
     rate: float = 0.005
+    """Learning rate; the schedule multiplies it. The default suits Adagrad."""
     epsilon: float = 1e-8
+    """Added to the root that divides a step, as torch's ``eps``."""
     initial_state: float = 1e-8
+    """Value at which Adagrad's sums of squares begin."""
     beta1: float = 0.9
+    """Share of Adam's mean of gradients that a step keeps."""
     beta2: float = 0.999
+    """Share of Adam's mean of squares that a step keeps."""
     weight_decay: float = 0.0
+    """Weight decay: times a weight it is added to the gradient; with ``adamw`` the weight shrinks by rate times it."""
     clip_norm: float = 0.0
+    """Bound of the norm of a step's gradient; 0: none."""
 
     def __post_init__(self) -> None:
         optimizer_options.check(self, DENSE_OPTIMIZERS)
@@ -108,13 +125,17 @@ class DenseOptions:
 class Schedule:
     """The ``[schedule]`` section, in examples over all trainers: linear warm-up, a plateau, polynomial decay.
 
-    As facebookresearch/dlrm's LRPolicyScheduler (which counts steps and decays with power 2). Zero means none.
+    As facebookresearch/dlrm's LRPolicyScheduler (which counts steps and decays with power 2).
     """
 
     warmup_examples: int = 0
+    """Examples over which both learning rates rise from 0; 0: no warm-up."""
     decay_start_examples: int = 0
+    """Examples after which they begin to fall."""
     decay_examples: int = 0
+    """Examples over which they fall to 0; 0: no decay."""
     power: float = 2.0
+    """Power of the fall; 1 is linear."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_examples", "decay_start_examples", "decay_examples"):

@@ -85,25 +85,7 @@ else:
         namespace={"__post_init__": _check},
     )
     Options.__module__ = __name__
-    Options.__doc__ = """The ``[sync]`` section.
-
-    ``algorithm`` is one of ``ALGORITHMS``, ``pace`` of ``pace.PACES``; ``alpha`` is the elastic weight, ``merge``
-    how the result of a background round is merged into live weights. ``shadow`` runs rounds back to back, sleeping
-    so that the shadow thread takes at most ``cpu_share`` of a core; 0 means a full core if the host has one for
-    every thread, else all shadow threads together take 1 % of its cores. ``fixed_rate`` runs rounds in the training
-    loop, ``every_iterations`` or ``every_seconds``: with a center of every worker thread, which counts its own
-    iterations (as in the paper), else one for the trainer. A round exchanges one of ``fragments`` of the vector, in
-    turn. The first ``warmup_steps`` steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and
-    centers of one host are exchanged in shared memory, with ``"messages"`` never; a round computes the same either way.
-
-    ``codec`` encodes the pushes of ``async_ps`` and, both ways, the rounds of ``easgd`` and ``ma``, which then use
-    messages also within a host: ``dense`` (float32), ``bf16``, or ``threshold:0.99``, which drops 99 % of the entries
-    and keeps them for later; ``random-k:0.99`` is the control for it. ``:bf16`` sends values in 16 bits, ``:whole``
-    uses one threshold for all layers. A threshold is used for ``life_span`` pushes or rounds; ``refresh = "doubling"``
-    also recomputes it at pushes 1, 2, 4, 8, ..., ``"plain"`` does not. ``pull_codec`` is the same for the weights that
-    ``async_ps`` pulls: a sync PS answers with the entries that differ most from the trainer's copy; with
-    ``threshold:0`` with all that have changed, which are few if pushes are encoded.
-    """
+    Options.__doc__ = "The ``[sync]`` section: how replicas are synchronized, and when."
 
 
 def check_topology(options: RoundOptions, topology: Topology) -> None:

@@ -36,11 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BMUFOptions:
-    """``[sync.bmuf]``: ``eta`` the block learning rate, ``momentum`` the block momentum."""
+    """The ``[sync.bmuf]`` section, for ``sync.algorithm = "bmuf"``."""
 
     eta: float = 1.0
+    """Block learning rate."""
     momentum: float = 0.0
+    """Block momentum."""
     nesterov: bool = False
+    """Nesterov's form of the block momentum."""
 
     def __post_init__(self) -> None:
         require(0 < self.eta <= 2, f"eta must be in (0, 2], got {self.eta}")

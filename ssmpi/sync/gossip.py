@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GossipOptions:
-    """``[sync.gossip]``: ``seed`` for choosing partners."""
+    """The ``[sync.gossip]`` section, for ``sync.algorithm = "gossip"``."""
 
     seed: int = 1
+    """Seed for choosing partners."""
 
     def __post_init__(self) -> None:
         within("seed", self.seed, 0, COUNT)

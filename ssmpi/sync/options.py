@@ -13,23 +13,54 @@ DENSE = "dense"  # the setting for no codec
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """The common fields of ``[sync]``; ``ssmpi.sync`` adds the algorithms' sections and documents each field."""
+    """The common fields of ``[sync]``; ``ssmpi.sync`` adds the algorithms' sections."""
 
     REMOVED: ClassVar = {"by": "thread"}
     algorithm: str = "ma"
+    """What a round does: ``none``, ``easgd``, ``ma``, ``bmuf``, ``slowmo``, ``gossip``, ``async_ps`` or
+    ``synchronous``.
+    """
     pace: str = "shadow"
+    """When rounds run: ``shadow``, back to back in the background, or ``fixed_rate``, in the training loop,
+    ``every_iterations`` or ``every_seconds``: with a center of every worker thread, which counts its own iterations (as
+    in the paper), else one for the trainer.
+    """
     alpha: float = 0.5
+    """Elastic weight: the share of the way that a round moves a replica."""
     merge: str = "difference"
+    """How the result of a background round is merged into live weights: ``difference`` adds what the round changed,
+    ``interpolate`` moves them towards the result.
+    """
     cpu_share: float = 0.0
+    """Most of a core that the shadow thread takes, sleeping between rounds; 0: a full core if the host has one for
+    every thread, else all shadow threads together take 1 % of its cores.
+    """
     every_iterations: int = 0
+    """At a fixed rate: iterations from one round to the next."""
     every_seconds: float = 0.0
+    """At a fixed rate: seconds from one round to the next."""
     fragments: int = 1
+    """Parts of the vector; a round exchanges one of them, in turn."""
     warmup_steps: int = 0
+    """First steps that all worker threads take together, with the mean of their gradients; 0: none."""
     transport: str = "auto"
+    """``auto``: replicas and centers of one host are exchanged in shared memory; ``messages``: never. A round computes
+    the same either way.
+    """
     codec: str = DENSE
+    """Encodes the pushes of ``async_ps`` and, both ways, the rounds of ``easgd`` and ``ma``, which then use messages
+    also within a host: ``dense`` (float32), ``bf16``, ``threshold:0.99``, which drops 99 % of the entries and keeps
+    them for later, or ``random-k:0.99``, the control for it. ``:bf16`` behind it sends values in 16 bits, ``:whole``
+    uses one threshold for all layers.
+    """
     life_span: int = 1000
+    """Pushes or rounds for which a codec's threshold is used."""
     refresh: str = "doubling"
+    """``doubling`` also computes the threshold again at pushes 1, 2, 4, 8, ...; ``plain`` does not."""
     pull_codec: str = DENSE
+    """The same as ``codec`` for the weights that ``async_ps`` pulls: a sync PS answers with the entries that differ
+    most from the trainer's copy; with ``threshold:0`` with all that have changed, which are few if pushes are encoded.
+    """
 
     @property
     def by_thread(self) -> bool:

@@ -26,10 +26,12 @@ from ssmpi.sync.options import RoundOptions
 
 @dataclass(frozen=True)
 class SlowMoOptions:
-    """``[sync.slowmo]``: ``momentum`` is beta, ``rate`` the slow learning rate (alpha in the paper)."""
+    """The ``[sync.slowmo]`` section, for ``sync.algorithm = "slowmo"``."""
 
     momentum: float = 0.5
+    """Slow momentum, beta in the paper."""
     rate: float = 1.0
+    """Slow learning rate, alpha in the paper."""
 
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, f"momentum must be in [0, 1), got {self.momentum}")

@@ -9,6 +9,7 @@ import pytest
 from ssmpi.cli import parse_overrides
 from ssmpi.cli.arguments import parser
 from ssmpi.metrics.fields import markdown
+from ssmpi.tools import settings_text
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "jobs").rglob("*.md"), *(ROOT / "ssmpi").rglob("*.md")])
@@ -81,6 +82,12 @@ def test_files_that_a_page_names_exist(page):
 def test_the_table_of_metrics_is_that_of_the_code():
     page = (ROOT / "jobs/guide/metrics.md").read_text(encoding="utf-8")
     assert page.endswith(f"\n\n{markdown()}\n")
+
+
+def test_every_setting_is_on_its_page_with_a_meaning():
+    page = (ROOT / "jobs/guide/settings.md").read_text(encoding="utf-8")
+    assert page.endswith(f"\n\n{settings_text.markdown()}\n"), "print the page again, as it says"
+    assert re.findall(r"^\| .*\|  \|$", page, flags=re.MULTILINE) == []
 
 
 def test_a_commit_runs_the_checks_that_ci_runs_before_its_tests():
