@@ -5,9 +5,12 @@ import gc
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import compiling
 import numpy as np
 import pytest
+from numba.core import event
 from ranks import TimeLimitError, over_threads
 from runs import train_over_threads
 
@@ -60,6 +63,22 @@ def test_messages_of_one_thread_stay_in_order():
     got = trainers(body)[0]
     for source in (1, 2):
         assert [k for s, k in got if s == source] == list(range(20))
+
+
+def test_compiling_does_not_count_towards_the_time_limit(monkeypatch):
+    """The limit of a run whose kernels are new here is for what the ranks do, not for the compiler."""
+
+    def body(world, talk):
+        if talk.rank == 0:
+            with event.trigger_event("numba:compile"):
+                late[0] += 1000.0  # seconds
+                time.sleep(0.3)  # the others look at the clock meanwhile
+        wait(talk.ibarrier(), WAITING, "all")
+        return True
+
+    late = [0.0]
+    monkeypatch.setattr(compiling, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late[0]))
+    assert trainers(body, timeout=30) == [True] * 3
 
 
 def test_collectives():
