@@ -1,5 +1,5 @@
-"""A clock that stands still while numba compiles in this process: on a busy machine the kernels of one run take minutes,
-longer than a test may wait for anything else.
+"""A clock that stands still while numba compiles in this process: on a busy machine the kernels of one run take
+minutes, longer than a test may wait for anything else.
 """
 
 import time
