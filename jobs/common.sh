@@ -34,6 +34,15 @@ environment_stamp() {  # environment_stamp EXTRAS: what an environment was made 
   pwd -P
 }
 
+cpu_torch() {  # cpu_torch PIP: PyTorch's CPU build, because the one that PyPI has for Linux brings 4 GB for GPUs
+  local version index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu} install
+  version=$(grep '^torch==' jobs/constraints.txt)+cpu
+  install=("$1" install --quiet --disable-pip-version-check --no-compile --no-deps "$version")
+  "${install[@]}" 2>/dev/null && return  # it is installed, or pip is set up to find it
+  run "${install[@]}" --extra-index-url "$index" ||
+    fail "pip does not get $version from $index; name a mirror of that index: TORCH_INDEX=URL bash $0"
+}
+
 make_environment() {  # make_environment FOLDER EXTRAS: a virtual environment with ssmpi in it; quick when it is up to date
   # --no-compile: compiling all of torch takes as long as installing it; what is imported is compiled then
   local folder=$1 extras=$2 stamp python
@@ -43,6 +52,7 @@ make_environment() {  # make_environment FOLDER EXTRAS: a virtual environment wi
   fi
   stamp=$(environment_stamp "$extras")
   if [ "$stamp" != "$(cat "$folder/.stamp" 2>/dev/null)" ]; then
+    cpu_torch "$folder/bin/pip"
     run "$folder/bin/pip" install --quiet --disable-pip-version-check --no-compile -c jobs/constraints.txt -e ".[$extras]"
     echo "$stamp" > "$folder/.stamp"
   fi
@@ -58,7 +68,8 @@ mpi_environment() {  # what lets Open MPI start fast, run as root, share cores; 
 
 two_ranks() {  # whether mpirun and mpi4py understand each other, and mpi4py finds its library without mpirun too
   python -P -c 'import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI' 2>/dev/null || return
-  [ "$(timeout 60 mpirun -n 2 python -P -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)' 2>/dev/null | sort -u)" = 2 ]
+  # MPICH may join lines of several ranks
+  [ "$(timeout 60 mpirun -n 2 python -P -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)' 2>/dev/null | tr -d '\n')" = 22 ]
 }
 
 find_mpi() {  # use the MPI that is there, else the one from pip, which it puts into the environment FOLDER

@@ -61,7 +61,7 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     extra = environment(launcher, one_host=not hosts.of_ranks, slurm=in_slurm)
     line = command(config.topology.size, where, hosts.of_ranks)
     shown = shlex.join([*line, *rank_command(request)])
-    settings = (f"{name}={shlex.quote(value)}" for name, value in extra.items())
+    settings = [f"{name}={shlex.quote(value)}" for name, value in extra.items()] if dry_run else []
     print("+", *settings, shown, file=sys.stderr, flush=True)
     if dry_run:
         return 0

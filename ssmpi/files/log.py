@@ -21,7 +21,7 @@ from ssmpi.files.run_files import LOGS
 from ssmpi.files.write_behind import WriteBehind
 
 ENDS = "the job ends: "
-AGAIN_SECONDS = 10.0  # between two reminders that something is still running
+FIRST_REMINDER, NEXT_REMINDER = 10.0, 30.0  # seconds until it is said that something is still running
 WORTH_SAYING = 1.0  # seconds
 CLOSING_SECONDS = 2.0  # for a disk that does not answer, when a process ends
 SHAPE = 80, 24  # columns and rows where a terminal does not report them
@@ -100,13 +100,17 @@ def above(write: Callable[[str], None], text: str) -> None:
 
 
 @contextlib.contextmanager
-def during(what: str) -> Iterator[None]:
-    """Log what the block does, a reminder every 10 s, and how long it took if that was a second or more."""
+def during(what: str, progress: Callable[[], str] = str) -> Iterator[None]:
+    """Log what the block does, a reminder after 10 s and every 30 s with its ``progress``, and how long it took if that
+    was a second or more.
+    """
     began, done = time.monotonic(), threading.Event()
 
     def remind() -> None:
-        while not done.wait(AGAIN_SECONDS):
-            log.info(f"{what}: {time.monotonic() - began:.0f} s so far")
+        pause = FIRST_REMINDER
+        while not done.wait(pause):
+            log.info(f"{what}: {time.monotonic() - began:.0f} s so far{progress()}")
+            pause = NEXT_REMINDER
 
     log.info(f"{what} ...")
     reminder = threading.Thread(target=remind, name="during", daemon=True)
@@ -126,7 +130,7 @@ def configure(who: str, *, verbose: bool) -> None:
     handler.setFormatter(_format(who))
     handler.setLevel(logging.INFO if verbose else logging.WARNING)
     log.handlers[:] = [handler]
-    log.setLevel(logging.INFO)
+    log.setLevel(logging.DEBUG)  # which only a rank's own file has
     log.propagate = False
 
 

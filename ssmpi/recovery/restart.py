@@ -27,7 +27,7 @@ from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.files.log import last_end, log
 from ssmpi.files.run_files import RUN_FILE
 from ssmpi.host.clock import process_age
-from ssmpi.recovery import rebuild, row_saves
+from ssmpi.recovery import rebuild
 from ssmpi.recovery.checkpoints import choose_checkpoint
 from ssmpi.recovery.choice import FROM_BEGINNING, FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.recovery.ledger import Ledger
@@ -75,8 +75,6 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
         before = job.agree(lambda: state.begin_start(launch, number))
         if before != launch:
             remove_everywhere(job, plan.config, before or plan.replaced)
-        if job.rank == 0:
-            row_saves.say(plan.config, checkpoint)
     return without_memory(job, plan, fresh(job, plan, supervised), checkpoint, number)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ssmpi.checkpoint import store
 from ssmpi.checkpoint.rows.saver import SaveSchedule
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.settings import SECONDS
@@ -57,23 +56,6 @@ def schedule_of(config: Config, fraction: float, most_samples: float = math.inf)
         return partial(inputs_of(servers, {**given, "row_save_wall_seconds": seconds})).interval
 
     return SaveSchedule(fraction, interval, LEAST_INTERVAL, most_samples)
-
-
-def say(config: Config, checkpoint: Path | None) -> None:
-    """At the start of a run, log how it would recover from the loss of an embedding PS's memory."""
-    if config.recovery.mode != "auto" or not config.topology.embedding_ps:
-        return
-    if why := config.recovery.why_always_full(config.topology.embedding_ps):
-        log.info(f"if the memory of an embedding PS is lost, recovery is full: {why}")
-        return
-    numbers = store.read_manifest(checkpoint).state["logbook"] if checkpoint else {}
-    found, decided = PolicyInputs(config).compare(numbers, None)
-    rows = "rows are saved beside checkpoints" if decided.mode == "partial" else "rows are saved in checkpoints alone"
-    log.info(
-        "if the memory of an embedding PS is lost, recovery is partial up to a PLS of"
-        f" {config.recovery.target_pls:g}, else full; {rows}: {summary(decided)} (recovery.mode = 'auto';"
-        f" {found.describe()}; 'ssmpi plan --recovery' shows the formulas)"
-    )
 
 
 class PolicyInputs:
@@ -145,6 +127,8 @@ class RowSaves:
         self._inputs = PolicyInputs(config) if results and kept and config.recovery.mode == "auto" else None
         self._mode, self._decided = recovery.mode, -math.inf
         self._origins: list[str] = []
+        if results and self._inputs and not recovery.mode:
+            self._record_plan(config, self._inputs, results.logbook.numbers())
 
     def exchange(self, examples: int) -> None:
         """Tell the embedding PSs the number of samples and whether to save; log what they have saved."""
@@ -155,8 +139,22 @@ class RowSaves:
         if lines := self._transport.exchange_status(examples, self._mode != FULL):
             self._results.rows_saved(lines, self._inputs.refresh if self._inputs else None)
 
+    @staticmethod
+    def _record_plan(config: Config, known: PolicyInputs, numbers: Mapping[str, float]) -> None:
+        """Note in the log file how the run would recover from the loss of an embedding PS's memory."""
+        if why := config.recovery.why_always_full(config.topology.embedding_ps):
+            log.debug(f"if the memory of an embedding PS is lost, recovery is full: {why}")
+            return
+        found, decided = known.compare(numbers, None)
+        rows = "beside checkpoints" if decided.mode == PARTIAL else "in checkpoints alone"
+        log.debug(
+            "if the memory of an embedding PS is lost, recovery is partial up to a PLS of"
+            f" {config.recovery.target_pls:g}, else full; rows are saved {rows}: {summary(decided)} (recovery.mode ="
+            f" 'auto'; {found.describe()}; 'ssmpi plan --recovery' shows the formulas)"
+        )
+
     def _decide(self, known: KnownInputs, found: Decision) -> None:
-        """Log the decision if it has changed, and the first time that it is based on measured costs."""
+        """Note the decision if it has changed, and the first time that it is based on measured costs."""
         origins = [known.origins[name] for name in COSTS]
         if found.mode != self._mode:
             self._recovery.note_mode(found.mode)
@@ -165,4 +163,4 @@ class RowSaves:
         if found.mode != before or origins != seen:
             what = "save rows" if found.mode == PARTIAL else "save no rows"
             now = " from now on" * (found.mode != before)
-            log.info(f"the embedding PSs {what} beside checkpoints{now}: {summary(found)} ({known.describe()})")
+            log.debug(f"the embedding PSs {what} beside checkpoints{now}: {summary(found)} ({known.describe()})")

@@ -14,6 +14,7 @@ from ssmpi.checkpoint.trainer_state import Checkpoint, LiveState, restore
 from ssmpi.comm.failure import start
 from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.shared_memory import Memory
+from ssmpi.compiled import first_use
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
@@ -99,7 +100,7 @@ def dense_model(
     if model := start.checkpoint or start.parent:
         replica.vector[:] = replica.load(model / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
-    with during("loading kernels, compiling those that are new here"):
+    with first_use.said(log.info) as compiled, during("loading kernels", compiled):
         compile_kernels(config, replica, reader.blank(2))
     return replica, optimizer, lanes.of(config, world, replica)
 

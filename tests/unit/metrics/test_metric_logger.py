@@ -271,16 +271,16 @@ def test_the_bar_of_a_resumed_run_counts_only_its_own_examples_in_its_rate(tmp_p
 
 
 def test_what_takes_long_is_said_with_seconds(messages, monkeypatch):
-    monkeypatch.setattr(log, "AGAIN_SECONDS", 0.02)
+    monkeypatch.setattr(log, "FIRST_REMINDER", 0.02)
     monkeypatch.setattr(log, "WORTH_SAYING", 0.01)
-    with log.during("compiling"):
+    with log.during("compiling", lambda: ", half of it done"):
         while "so far" not in messages.read_text():
             time.sleep(0.005)
     with pytest.raises(ValueError, match="broken"), log.during("placing rows"):
         raise ValueError("broken")
     said = [line.partition("| ")[2] for line in messages.read_text().splitlines()]
     assert said[0] == "compiling ..."
-    assert re.fullmatch(r"compiling: \d+ s so far", said[1])
+    assert re.fullmatch(r"compiling: \d+ s so far, half of it done", said[1])
     assert [line for line in said if " took " in line] == [said[said.index("placing rows ...") - 1]]
     assert re.match(r"compiling: took \d+\.", said[said.index("placing rows ...") - 1])
 
@@ -292,7 +292,7 @@ def test_a_run_says_what_it_prepares(tmp_path, small_data, messages):
     rows = sum(CARDINALITIES)
     assert begun == [
         f"placing {rows:,} embedding rows on 2 embedding PSs ...",
-        "loading kernels, compiling those that are new here ...",
+        "loading kernels ...",
         "waiting for the other ranks ...",
         "training starts",
     ]

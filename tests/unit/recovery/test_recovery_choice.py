@@ -219,9 +219,9 @@ def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_pat
     """By an estimate it would have to save more often than it can; its own saves cost next to nothing."""
     settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1e-3", "recovery.target_pls=0.001")
     config = write_run_file(tmp_path, small_data, *settings)
-    caplog.set_level("INFO", log.name)
+    caplog.set_level("DEBUG", log.name)
     monkeypatch.setattr(recovery_inputs, "SAVE_RATE", 1.0)  # bytes a second
-    row_saves.say(config, None)
+    begin_row_saves(config, tmp_path)
     assert (
         "an embedding PS is lost, recovery is partial up to a PLS of 0.001, else full; rows are saved in checkp"
         in caplog.text
@@ -234,8 +234,15 @@ def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_pat
     assert found.mode == "partial"
     caplog.clear()
     for quiet in ("recovery.mode=partial", "topology.embedding_ps=0"):
-        row_saves.say(write_run_file(tmp_path, small_data, *settings, quiet), None)
+        begin_row_saves(write_run_file(tmp_path, small_data, *settings, quiet), tmp_path)
     assert caplog.text == ""
+
+
+def begin_row_saves(config, folder):
+    """As the first trainer of a new run does."""
+    results = Told(folder)
+    results.numbers = dict
+    RowSaves(config, results, results, RecoveryState(folder, MemoryFile(folder / "m", Origin("run", "t", 1))))
 
 
 class Told:
@@ -276,7 +283,7 @@ def test_rows_are_saved_while_that_is_cheaper(tmp_path, small_data, caplog, monk
     config, memory = write_run_file(tmp_path, small_data, *settings), MemoryFile(tmp_path / "m", Origin("run", "t", 1))
     told, said = told_of(config), []
     monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
-    caplog.set_level("INFO", log.name)
+    caplog.set_level("DEBUG", log.name)
     saves = RowSaves(config, told, told, RecoveryState(told.folder, memory))
     for cost in (0.0, 11.4, 11.6, 14.1, 11.4, 14.2, 11.4, 11.6, 9.2, 9.1, 13.0):
         told.status_lines = [(0, 0.01, 0.01), (1, cost, cost)] if cost else []
@@ -284,8 +291,12 @@ def test_rows_are_saved_while_that_is_cheaper(tmp_path, small_data, caplog, monk
         saves.exchange(6_000)  # by what that one has brought
         said.append(len(caplog.messages))
     assert told.saves[1::2] == [True] * 5 + [False] * 4 + [True] * 2
-    assert said == [0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
-    first, rest, again = caplog.messages
+    assert said == [1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4]
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}  # for the log file, not for the terminal
+    plan, first, rest, again = caplog.messages
+    assert plan.startswith(
+        "if the memory of an embedding PS is lost, recovery is partial up to a PLS of 0.01, else full;"
+    )
     assert "embedding PSs save rows beside checkpoints: partial recovery costs less" in first
     assert "T_total 2.78 h, O_save 500 ms, O_rows 11.4 s, T_rows 11.4 s measured; " in first
     assert rest == (
@@ -316,14 +327,14 @@ def test_rows_rest_where_their_saves_take_too_long_for_the_target(tmp_path, smal
     settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1", "recovery.target_pls=0.01")
     config, memory = write_run_file(tmp_path, small_data, *settings), MemoryFile(tmp_path / "m", Origin("run", "t", 1))
     monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
-    caplog.set_level("INFO", log.name)
+    caplog.set_level("DEBUG", log.name)
     told = told_of(config)
     saves = RowSaves(config, told, told, RecoveryState(told.folder, memory))
     told.status_lines = [(0, 0.01, 0.01), (1, 20.0, 0.01)]
     saves.exchange(6_000)
     saves.exchange(6_000)
     assert told.saves == [True, False]
-    (said,) = caplog.messages
+    _, said = caplog.messages
     assert (
         "save no rows beside checkpoints from now on: partial recovery cannot keep the target PLS of 0.01:"
         " it would have to save every 2.4 min,"
@@ -364,8 +375,8 @@ def test_where_no_server_may_be_lost_recovery_is_announced_as_full(
 ):
     settings = (f"topology.embedding_ps={servers}", f"recovery.max_lost_fraction={fraction}")
     config = write_run_file(tmp_path, small_data, *settings)
-    caplog.set_level("INFO", log.name)
-    row_saves.say(config, None)
+    caplog.set_level("DEBUG", log.name)
+    begin_row_saves(config, tmp_path)
     assert (
         ("recovery is full: recovery.max_lost_fraction = 0.5 allows no lost embedding PS of 1" in caplog.text)
         == always
