@@ -41,6 +41,8 @@ from ssmpi.embedding.dynamic_options import KeyOptions
 
 HERE = Path(__file__).parent
 OUT, DATA, WORK = HERE / "dynamic.jsonl", Path("data/movielens"), Path("runs/studies/dynamic")
+RATINGS = DATA / "ratings.tsv"
+NO_RATINGS = f"there is no {RATINGS} here: 'bash jobs/movielens.sh' fetches it"
 PART, KNOWN, CHOOSING, ALL = 10_000, 40, 60, 100  # rows of a part; parts of the vocabulary, of the choice, in all
 ARMS, ROW_RATES, DENSE_RATES, SEEDS = (
     ("fixed", "dynamic", "bounded"),
@@ -81,7 +83,7 @@ def prepared(name: str, parts: int, *more: object) -> Path:
 def ratings(parts: int) -> Path:
     """Those of the first parts, with the user once more as the last column."""
     file = DATA / f"dynamic-{parts}.tsv"
-    with (DATA / "ratings.tsv").open() as lines, file.open("w") as out:
+    with RATINGS.open() as lines, file.open("w") as out:
         for line in islice(lines, parts * PART):
             row = line.rstrip("\n")
             print(row, row.split("\t")[0], sep="\t", file=out)
@@ -195,10 +197,14 @@ def report() -> None:
         [[arm, *(f"{ne[arm, *rates]:.5f}" for rates in grid)] for arm in ARMS],
     )
     runs = {(line["arm"], line["seed"]): line for line in lines("run")}
-    assert len(runs) == len(ARMS) * len(SEEDS), f"only {len(runs)} runs: run the others first"
+    if len(runs) < len(ARMS) * len(SEEDS):
+        sys.exit(f"{OUT} has {len(runs)} of {len(ARMS) * len(SEEDS)} runs: 'python {sys.argv[0]} run' runs the others")
     for metric in METRICS:
         of_spans(metric, {key: line["spans"] for key, line in runs.items()})
-    show(["parts", "rows of users of the same part", "rows of users not in the vocabulary"], newcomers())
+    if RATINGS.exists():
+        show(["parts", "rows of users of the same part", "rows of users not in the vocabulary"], newcomers())
+    else:
+        print(f"rows of new users are not counted: {NO_RATINGS}", file=sys.stderr)
     counts = "keys", "expired", "evicted", "refused"
     show(
         ["arm", "rows", "memory", "keys in the end", *counts[1:]],
@@ -213,7 +219,7 @@ def report() -> None:
 
 def newcomers() -> list[list[str]]:
     """Of spans of parts: rows of users who come in the same part, and of users that the vocabulary does not know."""
-    with (DATA / "ratings.tsv").open() as rows:
+    with RATINGS.open() as rows:
         users = [row.split("\t", 1)[0] for row in islice(rows, ALL * PART)]
     came = {user: number // PART for number, user in reversed(list(enumerate(users)))}
     times = Counter(users[: KNOWN * PART])
@@ -256,6 +262,8 @@ def main() -> None:
     if sys.argv[1:] == ["report"]:
         report()
     elif sys.argv[1:] in (["choose"], ["run"]):
+        if not RATINGS.exists():
+            sys.exit(f"error: {NO_RATINGS}")
         measure(sys.argv[1])
     else:
         sys.exit(__doc__)

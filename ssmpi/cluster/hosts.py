@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -61,6 +63,32 @@ class Hosts:
         self.left += [host for host in lost if host not in self.left]
         self._others = [host for host in (*self._others, *lost) if host not in found]
         return True
+
+
+def check_names(where: Site) -> None:
+    """Raise UserError if one of ``launcher.hosts`` has no address, by its name or by ssh's configuration."""
+    if unknown := [name for name in where.launcher.hosts if not _has_address(name)]:
+        raise UserError(
+            f"launcher.hosts: no host is called {' or '.join(unknown)}: correct the site file, or make the name known"
+            " (DNS, /etc/hosts, ~/.ssh/config)"
+        )
+
+
+def _has_address(host: str) -> bool:
+    """False only if that is certain: a name server that does not answer says nothing about a name."""
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.errno != socket.EAI_NONAME or _ssh_name(host) not in (None, host)
+    return True
+
+
+def _ssh_name(host: str) -> str | None:
+    """What ssh's configuration says to connect to for ``host``; None where there is no ssh."""
+    if not shutil.which("ssh"):
+        return None
+    told = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, errors="replace").stdout
+    return next((line.partition(" ")[2] for line in told.splitlines() if line.startswith("hostname ")), None)
 
 
 def node_names(where: Site) -> list[str]:

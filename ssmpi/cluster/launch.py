@@ -21,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ssmpi.cluster import child_process, site
-from ssmpi.cluster.hosts import Hosts
+from ssmpi.cluster.hosts import Hosts, check_names
 from ssmpi.cluster.launcher_output import StderrRelay
 from ssmpi.cluster.requeue import LaunchAttempt, say
 from ssmpi.cluster.restarts import Restarts
@@ -65,6 +65,8 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     print("+", *settings, shown, file=sys.stderr, flush=True)
     if dry_run:
         return 0
+    if where:
+        check_names(where)
     environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
     return Launch(request, config, where, hosts, environ).run(site_file)
 

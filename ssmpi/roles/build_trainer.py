@@ -48,14 +48,15 @@ if TYPE_CHECKING:
 Saved = Checkpoint | WarmState
 
 
-def warn(config: Config, world: World) -> None:
+def warn(config: Config, world: World, start: Start) -> None:
     """Warn, on one rank, about settings that make training slow or unstable."""
     if world.oversubscribed:
         log.warning(world.oversubscribed)
     if world.index:
         return
     threads = config.topology.replica_lanes
-    begins = not config.run.continue_from or config.run.fresh_optimizer
+    continues = config.run.continue_from and not config.run.fresh_optimizer
+    begins = not (continues or start.checkpoint or start.warm)  # with new optimizer state
     if begins and threads > 1 and optimizer_of(config.dense).full_first_step and not config.schedule.warmup_examples:
         log.warning(
             f"no warm-up: the first step of dense.optimizer = '{config.dense.optimizer}' is dense.rate in every "

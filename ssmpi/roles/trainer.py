@@ -56,7 +56,7 @@ class Trainer:
     def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
         world.start_heartbeat(config.waiting)
-        build_trainer.warn(config, world)
+        build_trainer.warn(config, world, start)
         saved, memory = build_trainer.saved_state(config, world, start), start.memory
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 import typing
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from ssmpi.embedding import trackers
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.zoo import NETWORKS, network_of
+from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.roles import build_trainer
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
@@ -355,26 +357,30 @@ def test_settings_of_the_other_pace_are_named(monkeypatch, tmp_path, overrides, 
     said = []
     monkeypatch.setattr(build_trainer.log, "warning", said.append)
     config = read(tmp_path, "topology.trainers=2", "topology.threads=1", *overrides).over(CRITEO)
-    build_trainer.warn(config, SimpleNamespace(oversubscribed="", index=0))
+    build_trainer.warn(config, SimpleNamespace(oversubscribed="", index=0), BEGINNING)
     pace = config.sync.pace
     assert said == [f"sync.{name} has no effect, because sync.pace = '{pace}': leave it out" for name in names]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "index", "told"),
+    ("overrides", "index", "start", "told"),
     [
-        ([], 0, True),
-        ([], 1, False),
-        (["topology.threads=1"], 0, False),
-        (["dense.optimizer=sgd"], 0, False),
-        (["schedule.warmup_examples=1"], 0, False),
+        ([], 0, BEGINNING, True),
+        ([], 1, BEGINNING, False),
+        (["topology.threads=1"], 0, BEGINNING, False),
+        (["dense.optimizer=sgd"], 0, BEGINNING, False),
+        (["schedule.warmup_examples=1"], 0, BEGINNING, False),
+        ([], 0, Start(checkpoint=Path("checkpoint")), False),  # which has the optimizer's state
+        ([], 0, Start(memory=SimpleNamespace(kept=True)), False),  # so does memory
     ],
 )
-def test_threads_that_would_begin_with_adagrads_full_steps_are_told(monkeypatch, tmp_path, overrides, index, told):
+def test_threads_that_would_begin_with_adagrads_full_steps_are_told(
+    monkeypatch, tmp_path, overrides, index, start, told
+):
     said = []
     monkeypatch.setattr(build_trainer.log, "warning", said.append)
     ranks = "topology.trainers=2", "topology.threads=3", "data.batch_size=10"
     config = read(tmp_path, *ranks, *overrides).over(CRITEO)
-    build_trainer.warn(config, SimpleNamespace(oversubscribed="", index=index))
+    build_trainer.warn(config, SimpleNamespace(oversubscribed="", index=index), start)
     assert [text for text in said if "schedule.warmup_examples = 6000" in text] == said
     assert bool(said) == told

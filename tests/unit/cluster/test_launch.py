@@ -5,6 +5,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ssmpi.bench.harness import jobs
-from ssmpi.cluster import launch, stop_signals
+from ssmpi.cluster import hosts, launch, stop_signals
 from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.site import Launcher, Node, Site
 from ssmpi.cluster.stop_signals import STOP_SIGNALS, StopSignals
@@ -185,6 +186,27 @@ def test_a_stop_says_how_to_resume(stand_in, capfd, made, command):
     Path("site.toml").write_text("node.cores = 4\nnode.memory_gb = 8\n")
     assert launch.launch(RunRequest(Path("run.toml"), ["run.seed=2"]), Path("site.toml"), dry_run=False) == 85
     assert capfd.readouterr().err.endswith(f"to resume it: ssmpi launch {command}\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "ssh_name", "refused"),
+    [
+        (socket.EAI_NONAME, "h9", True),
+        (socket.EAI_NONAME, None, True),  # no ssh here
+        (socket.EAI_NONAME, "10.0.0.9", False),  # an alias
+        (socket.EAI_AGAIN, "h9", False),  # no answer from the name server
+    ],
+)
+def test_a_host_that_nobody_knows_is_refused_by_name(monkeypatch, reason, ssh_name, refused):
+    def address(host, port):
+        if host == "h9":
+            raise socket.gaierror(reason, "as the resolver says it")
+
+    monkeypatch.setattr(hosts.socket, "getaddrinfo", address)
+    monkeypatch.setattr(hosts, "_ssh_name", lambda host: ssh_name)
+    told = pytest.raises(UserError, match=r"^launcher\.hosts: no host is called h9:")
+    with told if refused else contextlib.nullcontext():
+        hosts.check_names(Site(Node(8, 8.0), launcher=Launcher(hosts=("h1", "h9"))))
 
 
 def test_the_launchers_banner_is_dropped_where_a_rank_has_spoken(stand_in, capfd):
