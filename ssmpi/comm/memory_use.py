@@ -6,14 +6,19 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
 
+from ssmpi.comm.memory_header import FIXED, MAGIC
 from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.shared_memory import hold
+from ssmpi.core.topology import Role
 
 LAUNCHER = "launcher"  # the file that a launcher locks
+RANK = re.compile(rf"({'|'.join(Role)})-\d+")  # the memory of one
+BESIDE = re.compile(rf"{LAUNCHER}|\.?{RANK.pattern}\.[a-z -]+\.json|sm_segment\..+")  # with notes, Open MPI's segments
 
 
 def files_in(folder: Path) -> dict[Path, int]:
@@ -49,6 +54,26 @@ def runs_of(folder: Path) -> set[Path]:
             if isinstance(run := json.loads(note.read_text(encoding="utf-8")), str):  # earlier versions noted others
                 found.add(Path(run))
     return found
+
+
+def strangers(folder: Path) -> list[str]:
+    """Names of what lies in a folder and is neither a rank's memory nor what lies beside it."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(path.name for path in folder.iterdir() if not _is_own(path))
+    return []
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+        if not RANK.fullmatch(path.name):
+            return bool(BESIDE.fullmatch(path.name))
+        with path.open("rb") as file:
+            begin = file.read(FIXED.size)
+    except FileNotFoundError:  # a rank that ends removes its own
+        return True
+    return MAGIC in begin or not any(begin)  # a rank that was killed at once has written nothing
 
 
 def claim(folder: Path) -> int:

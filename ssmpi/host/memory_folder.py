@@ -73,12 +73,13 @@ def check(folder: Path) -> None:
 
 def all_in(memory: Path) -> list[Path]:
     """The folders of all launches of this user on this host."""
-    return [path for path in sorted(memory.glob(f"ssmpi-{os.geteuid()}-*")) if _owner(path) == os.geteuid()]
+    return [path for path in sorted(memory.glob(f"ssmpi-{os.geteuid()}-*")) if _is_own_folder(path)]
 
 
-def _owner(path: Path) -> int:
-    """The owner's user id; -1 if the folder is gone."""
+def _is_own_folder(path: Path) -> bool:
+    """Whether it is this user's, and no link or file; False if it is gone."""
     try:
-        return path.lstat().st_uid
+        found = path.lstat()
     except FileNotFoundError:
-        return -1
+        return False
+    return found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ssmpi.comm.failure import say
-from ssmpi.comm.memory_use import files_in, in_use, remove, runs_of
+from ssmpi.comm.memory_use import files_in, in_use, remove, runs_of, strangers
 from ssmpi.core.errors import DataError
 from ssmpi.files.run_files import LAUNCH_LOCK
 from ssmpi.host import memory_folder
@@ -25,18 +25,33 @@ def needed(folder: Path) -> bool:
     return in_use(folder) or any(lockfile.held_by(run / LAUNCH_LOCK) for run in runs_of(folder))
 
 
+def _is_memory(folder: Path) -> bool:
+    """Whether a folder holds ranks' memory and nothing else; says what it holds."""
+    if found := strangers(folder):
+        print(f"left: {folder} holds {found[0]}, which no rank has made there: if it is not yours, remove it by hand")
+    return not found
+
+
 def clean(memory: Path, sleep: Callable[[float], None] = time.sleep) -> int:
     """Remove this user's folders in a memory file system that no process uses, now and a minute later; print which.
-    2 if one of them cannot be removed, which is named. DataError if there is no such file system.
+    2 if one of them cannot be removed, which is named. One that holds anything but ranks' memory stays, and so do all
+    in other file systems: they may be the user's own. DataError if ``memory`` is none.
     """
     if not memory.is_dir():
         raise DataError(f"{memory}: no such folder; name the memory file system (recovery.memory_folder of the run)")
+    if not (system := memory_folder.file_system(memory)).in_memory:
+        raise DataError(
+            f"{memory}: not in a memory file system but on {system.kind or 'a disk'}, where nothing is removed: name"
+            " the memory file system (recovery.memory_folder of the run), or remove the folders by hand"
+        )
     failed = False
-    unused = [folder for folder in memory_folder.all_in(memory) if not needed(folder)]
+    unused = [folder for folder in memory_folder.all_in(memory) if _is_memory(folder) and not needed(folder)]
     if unused:
         print(f"{len(unused)} in {memory} that nobody uses; looking again in {BETWEEN_SECONDS:.0f} s", flush=True)
         sleep(BETWEEN_SECONDS)
     for folder in unused:
+        if not _is_memory(folder):
+            continue
         if needed(folder):
             print(f"in use: {folder}")
         elif folder.exists():
