@@ -167,6 +167,7 @@ def _finish(
         listed = tuple(columns.lists.lengths.sum(axis=0).tolist())
         attributes["list_ids"] = list(listed)
     beside = path.with_name(f".{path.name}.tmp")
+    beside.unlink(missing_ok=True)  # else a link that lies there would be followed
     with atomic_file.naming(path):
         total = lay_out_shard(beside, columns, attributes)
     entry = ShardEntry(file, len(columns), positives, beside.stat().st_size, total, sum(listed))

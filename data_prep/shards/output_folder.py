@@ -19,17 +19,12 @@ from data_prep.options import PrepareOptions
 from data_prep.preparation import Preparation
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import MANIFEST_NAME, SPLITS, VOCABULARY_NAME, WORK_NAME, Manifest, read_manifest
+from ssmpi.files import atomic_file
 
-OWN_NAMES = {
-    MANIFEST_NAME,
-    VOCABULARY_NAME,
-    WORK_NAME,
-    *SPLITS,
-    f".{MANIFEST_NAME}.tmp",
-    f".{VOCABULARY_NAME}.tmp",
-}
+OWN_NAMES = {MANIFEST_NAME, VOCABULARY_NAME, WORK_NAME, *SPLITS}
+TEMPORARY = re.compile(atomic_file.temporary(f"{re.escape(MANIFEST_NAME)}|{re.escape(VOCABULARY_NAME)}"))
 PLAN_NAME, LOCK_NAME = "plan.json", "lock"
-SHARD_NAME = re.compile(r"\.?shard-\d+\.h5(\.tmp)?")
+SHARD_NAME = re.compile(r"\.?shard-\d+\.h5|" + atomic_file.temporary(r"shard-\d+\.h5"))
 FRESH, RESUMED, WHOLE = "fresh", "resumed", "whole"
 REMEDY = "give another --output, or --overwrite to make it anew"
 
@@ -134,7 +129,8 @@ class OutputFolder:
         """
         (self.output / MANIFEST_NAME).unlink(missing_ok=True)
         (self.work / PLAN_NAME).unlink(missing_ok=True)
-        for path in [*(self.output / name for name in OWN_NAMES - {WORK_NAME}), *self._leftovers()]:
+        own = [path for path in self.output.iterdir() if path.name != WORK_NAME and _is_own(path.name)]
+        for path in [*own, *self._leftovers()]:
             _remove(path)
 
     def abandon(self) -> None:
@@ -165,9 +161,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _is_own(name: str) -> bool:
+    return name in OWN_NAMES or bool(TEMPORARY.fullmatch(name))
+
+
 def _strangers(output: Path) -> list[str]:
     """Files in the folder that no preparation wrote; they are never removed."""
-    found = {path.name for path in output.iterdir()} - OWN_NAMES
+    found = {path.name for path in output.iterdir() if not _is_own(path.name)}
     found |= {name for name in SPLITS if (output / name).exists() and not (output / name).is_dir()}
     for split in SPLITS:
         shards = (output / split).iterdir() if (output / split).is_dir() else ()

@@ -40,7 +40,8 @@ class GroupedFile:
         """Write ``content``, rows or ids, of which shards begin at ``starts``, unsigned (shards + 1,)."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(f"{self.path.name}.tmp")
-        with atomic_file.naming(self.path), beside.open("wb") as out:
+        beside.unlink(missing_ok=True)  # else a link that lies there would be followed
+        with atomic_file.naming(self.path), beside.open("xb") as out:
             atomic_file.write_all(out, content)
         beside.replace(self.path)
         checksum = np.array([zlib.crc32(content.data)], dtype=starts.dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from data_prep.synthetic.multi_hot import ONE_HOT, MultiHot
 from data_prep.synthetic.teacher import Teacher, TeacherSettings
 from data_prep.synthetic.text_writer import TextWriter, most_row_bytes
 from ssmpi.core.errors import UserError
+from ssmpi.files import atomic_file
 
 TEACHER_NAME = "teacher.json"
 BLOCK_ROWS = 16_384
@@ -192,21 +192,15 @@ def _beside(path: Path) -> Iterator[IO[bytes]]:
     """Write to a temporary file and rename it to ``path`` when complete; compressed if the name ends so, without a time
     stamp.
     """
-    beside = path.with_name(f".{path.name}.tmp")
     try:
-        with beside.open("wb") as raw:
+        with atomic_file.whole(path) as beside, beside.open("wb") as raw:
             if path.suffix == ".gz":
                 with gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0) as packed:
                     yield packed  # type: ignore[misc]
             else:
                 yield raw
-            raw.flush()
-            os.fsync(raw.fileno())
-        beside.replace(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _record(plan: SynthesisPlan, files: dict[str, tuple[int, int]], ceilings: dict[str, Ceiling]) -> dict[str, Any]:

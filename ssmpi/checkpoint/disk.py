@@ -52,7 +52,7 @@ def make_folders(path: Path) -> None:
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[int]:
     """A new file, open for writing while the block runs."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     try:
         yield descriptor
     finally:

@@ -30,7 +30,7 @@ def create(path: Path, content: int) -> Iterator[h5py.File]:
     the end of the process. So the room is taken first, where the file system can do so; if there is none, what HDF5
     writes when it closes the file goes to memory.
     """
-    with h5py.File(path, "w", locking=False) as out:
+    with h5py.File(path, "w", locking=False) as out:  # its writer has locked it
         handle = out.id.get_vfd_handle()
         try:
             _reserve(handle, content + OVERHEAD)

@@ -1,13 +1,17 @@
 """Files that appear whole or not at all: written under a temporary name, flushed to disk and renamed; one that fails is
-removed.
+removed. The name is random, and the file new: in a folder such as /tmp others could put a link there. While it is
+written it is locked; one that is not was left by a writer that was killed, and the next writer removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
+import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +22,7 @@ from ssmpi.core.errors import UserError
 
 # Bytes written at a time: larger writes take free blocks of 2 MB, which virtual machines may have given to their host.
 WRITE_BYTES = 1 << 20
+RANDOM = "[0-9a-f]{8}"  # in a temporary name
 
 
 def check_replaceable(path: Path, earlier: re.Pattern[bytes]) -> None:
@@ -41,8 +46,9 @@ def check(path: Path) -> None:
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no folder {path.parent}; make it, or name another file")
     try:
-        _beside(path).open("wb").close()
-        _beside(path).unlink()
+        beside, file = _create_beside(path)
+        beside.unlink()
+        os.close(file)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # neither another name nor a permission would help
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -72,17 +78,20 @@ def whole(path: Path) -> Iterator[Path]:
     UserError at once if no file can be written there. Errors in the block are named as by ``naming``.
     """
     check(path)
-    beside = _beside(path)
+    _remove_left(path)
+    beside, file = _create_beside(path)
     try:
         with naming(path):
             yield beside
-            with beside.open("rb+") as file:
-                os.fsync(file.fileno())
+            with beside.open("rb+") as written:
+                os.fsync(written.fileno())
             beside.replace(path)
             sync_folder(path.parent)  # else a power cut may undo the renaming
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(file)
 
 
 def sync_folder(path: Path) -> None:
@@ -115,5 +124,33 @@ def write_all(out: BinaryIO, array: np.ndarray) -> None:
         left = left[out.write(left[:WRITE_BYTES]) :]
 
 
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
+def temporary(names: str) -> str:
+    """A pattern of the temporary names of files with ``names``, a pattern; earlier versions had no random part."""
+    return rf"\.({names})(\.{RANDOM})?\.tmp"
+
+
+def _create_beside(path: Path) -> tuple[Path, int]:
+    """A new empty file beside ``path``, and its descriptor, which locks it."""
+    while True:
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_SH)
+        if os.fstat(file).st_nlink:  # else somebody has removed it as one that was left
+            return beside, file
+        os.close(file)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what killed writers of ``path`` have left: files of this user with such a name that nobody locks."""
+    name, there = re.compile(rf"\.{re.escape(path.name)}\.{RANDOM}\.tmp"), list[Path]()
+    with contextlib.suppress(PermissionError):  # a folder that must not be listed
+        there += [each for each in path.parent.iterdir() if name.fullmatch(each.name)]
+    for left in there:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+            file = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            opened.callback(os.close, file)
+            about = os.fstat(file)
+            if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssmpi.core.errors import DataError
+from ssmpi.files.atomic_file import temporary
 
 RUN_FILE = "run.toml"  # the resolved settings
 VERSIONS = "versions.json"  # of the software that made the folder; a user's own folder has no such file
@@ -52,7 +53,7 @@ _IN_FOLDER = {  # a folder to the files that it holds; the first is the run fold
     f"{LOGS}/": rf"{_RANK}\.log",
 }  # fmt: skip
 _KNOWN = re.compile(  # a folder ends in a slash; a file has another name until it is whole
-    "|".join(rf"{folder}(({files})|\.({files})\.tmp)?" for folder, files in _IN_FOLDER.items())
+    "|".join(rf"{folder}(({files})|{temporary(files)})?" for folder, files in _IN_FOLDER.items())
 )
 
 

@@ -101,9 +101,9 @@ def is_unfinished(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()} - {*LOCKS}
     if VERSIONS in names and not OUR_VERSIONS.match((folder / VERSIONS).read_bytes()):
         return False
-    begun = {VERSIONS, f".{VERSIONS}.tmp"}
-    before = begun | {NETWORK, f".{RUN_FILE}.tmp"}
-    return bool(names & begun) and names <= before and not run_files.unknown_entries(folder)
+    begun = [name for name in names if re.fullmatch(rf"{VERSIONS}|{atomic_file.temporary(VERSIONS)}", name)]
+    before = rf"{VERSIONS}|{NETWORK}|{atomic_file.temporary(f'{VERSIONS}|{RUN_FILE}')}"
+    return bool(begun) and all(re.fullmatch(before, name) for name in names) and not run_files.unknown_entries(folder)
 
 
 def shown(found: list[str]) -> str:

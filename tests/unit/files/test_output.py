@@ -167,6 +167,35 @@ def test_a_file_keeps_its_old_content_until_the_new_one_is_whole(tmp_path):
     assert files(tmp_path) == [Path("file")]
 
 
+def test_a_link_is_never_written_to_and_no_file_of_another_writer_removed(tmp_path, monkeypatch):
+    """In /tmp another user may know the name of a file that is going to be written."""
+    (victim := tmp_path / "victim").write_text("whole")
+    (tmp_path / ".link.tmp").symlink_to(victim)
+    (tmp_path / ".own.tmp").write_text("of the user")
+    (tmp_path / ".left.00000000.tmp").symlink_to(victim)
+    for name in ("link", "own", "left"):
+        atomic_file.write(tmp_path / name, "new")
+    monkeypatch.setattr("secrets.token_hex", lambda size: "00000000")
+    with pytest.raises(UserError, match=r"left: cannot be written \(File exists\)"):
+        atomic_file.write(tmp_path / "left", "newer")
+    assert victim.read_text() == "whole"
+    assert (tmp_path / ".own.tmp").read_text() == "of the user"
+    assert (tmp_path / ".link.tmp").is_symlink()
+
+
+def test_only_a_killed_writers_file_is_removed_by_the_next_one(tmp_path):
+    path = tmp_path / "file"
+    (left := tmp_path / ".file.0123abcd.tmp").write_text("half")
+    (other := tmp_path / ".file.half.tmp").write_text("of the user")
+    with atomic_file.whole(path) as beside:
+        assert not left.exists()
+        beside.write_text("slow")
+        atomic_file.write(path, "quick")
+        assert beside.read_text() == "slow"
+    assert path.read_text() == "slow"
+    assert files(tmp_path) == [other.relative_to(tmp_path), Path("file")]
+
+
 def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, monkeypatch):
     monkeypatch.setattr("ssmpi.checkpoint.model_files.load_tables", lambda *_: pytest.fail("read the model first"))
     for kind in ("torch", "onnx"):
