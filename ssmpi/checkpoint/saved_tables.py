@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ssmpi.checkpoint import model_files
+from ssmpi.checkpoint import model_files, store
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.embedding.key_kernels import RESERVED
+from ssmpi.embedding.table import KEYS
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
 
 
 class TableRows(NamedTuple):
@@ -19,6 +24,18 @@ class TableRows(NamedTuple):
 
     values: np.ndarray
     keys: np.ndarray | None = None
+
+
+def with_room(config: Config, model: Path, before: Config) -> Config:
+    """``config`` with ``keys`` of dynamic tables for all that ``model`` holds: earlier versions let several PSs hold
+    more together. Not where it is lower than ``before``, when the model was trained.
+    """
+    options, was = config.embedding.dynamic, before.embedding.dynamic
+    counts = {feature: each["keys"] for feature, each in store.read_manifest(model).state.get(KEYS, {}).items()}
+    found = options.for_keys({name: n for name, n in counts.items() if options.of(name).keys >= was.of(name).keys})
+    if found == options:
+        return config
+    return dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, dynamic=found))
 
 
 def read_tables(folder: Path, setting: str) -> dict[int, TableRows]:

@@ -32,7 +32,7 @@ from ssmpi.embedding.key_kernels import (
 )  # fmt: skip
 
 # Places in the words of a table: head with maps, keys, dates and sightings; weights and state; of its rule sightings
-# with seed, table and floats of the vector, and chance with bound and initial state
+# with seed, table, floats of the vector and the most keys, and chance with bound and initial state
 MAPS, KEYS, DATES, SIGHTINGS, WEIGHTS, STATE, NUMBERS, FRACTIONS, WORDS = range(0, 18, 2)
 
 
@@ -185,8 +185,9 @@ def _admit(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> None:
         wanted = lookups_wanted(key, rule, start[0], start[1])
         if wanted > 1 and count(candidates, head, key, times) < wanted:
             continue
-        row = free_row(head, there)
+        row = free_row(head, there) if head[USED] < numbers[4] else NOT_FOUND
         if row == NOT_FOUND:
+            head[CURSOR] = head[ROOM]  # by which the next pause knows
             head[REFUSED] += 1
             continue
         begin_row(weights, state, row, key, start)

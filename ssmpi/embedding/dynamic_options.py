@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ssmpi.core.errors import SettingsError
@@ -12,7 +12,7 @@ from ssmpi.core.settings import COUNT, EXAMPLES, require, suggestion, within
 from ssmpi.embedding.key_kernels import RESERVED
 from ssmpi.embedding.key_layout import KeyLayout
 
-SLACK = 6.0  # standard deviations by which a PS may have more than its share of the keys
+SLACK = 6.0  # standard deviations by which the saved keys of a PS may be more than its share
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,13 @@ class KeyOptions:
         """Whether lookups of keys without a row are counted."""
         return self.admit_after > 1 or self.admit_probability < 1.0
 
+    def share(self, first: int, stride: int) -> KeyOptions:
+        """Those of the PS that has stripe ``first`` of ``stride``: together PSs admit no more than ``keys``."""
+        return dataclasses.replace(self, keys=max(1, len(range(first, self.keys, stride))))
+
     def rows(self, servers: int) -> int:
-        """Rows of one feature on each of so many PSs: its share of the keys, with room for an unequal one, and the
-        reserved rows.
+        """Rows of one feature on each of so many PSs: its share of the keys, room for an unequal one, which other
+        numbers of PSs may have saved, and the reserved rows.
         """
         share = self.keys / servers
         spread = SLACK * math.sqrt(share) if servers > 1 else 0.0
@@ -100,6 +104,15 @@ class DynamicOptions(KeyOptions):
         if {"admit_after", "admit_probability"} & own.keys():
             del common["admit_after"], common["admit_probability"]
         return KeyOptions(**(common | own))
+
+    def for_keys(self, counts: Mapping[str, int]) -> DynamicOptions:
+        """With room for so many keys of features, by name."""
+        more = {
+            name: dataclasses.replace(self.features.get(name, FeatureOptions()), keys=count)
+            for name, count in counts.items()
+            if count > self.of(name).keys
+        }
+        return dataclasses.replace(self, features=self.features | more)
 
     def check(self, keyed: Sequence[str]) -> None:
         """SettingsError if a feature is named that is not among the ``keyed`` ones."""

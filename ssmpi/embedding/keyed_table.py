@@ -52,7 +52,8 @@ class KeyCounts(NamedTuple):
 class KeyedTable:
     """``memory`` uint8 (``options.layout(rows).size``,) of zeros, or ``kept`` from an earlier process; ``values`` are
     the feature's rows: weights float32 (rows, width) and state float32 (rows, groups). There is memory for the first of
-    them, and ``allocator`` has more; rows beyond those ever used are never touched.
+    them, and ``allocator`` has more; rows beyond those ever used are never touched. ``options.keys`` is the most that
+    this PS admits; those of a saved table are loaded as far as there are rows.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class KeyedTable:
         self.maps, self.keys, self.seen, self._sightings = self._layout.split(memory)
         self.head = self.maps[: kernels.HEAD]
         self._options, self._begin = options, begin
-        numbers = np.array([options.admit_after, begin.seed, begin.table, begin.vector])
+        numbers = np.array([options.admit_after, begin.seed, begin.table, begin.vector, options.keys])
         fractions = np.array([options.admit_probability, begin.bound, begin.state])
         arrays = self.maps, self.keys, self.seen, self._sightings, *values, numbers, fractions
         self.args = KernelArgs((), arrays)  # of ``admission_kernels``
@@ -84,7 +85,7 @@ class KeyedTable:
 
     def make_room(self, new: int) -> None:
         """Make room for so many ``new`` keys and to count them, as far as limit and memory allow."""
-        self._make_room(new)
+        self._make_room(min(new, max(0, self._options.keys - int(self.head[kernels.USED]))))
         self._make_room_to_count(new)
 
     def _make_room(self, new: int) -> None:
@@ -132,12 +133,14 @@ class KeyedTable:
         head = self.head
         expired = kernels.age(self.keys[: head[kernels.END]], self.seen, now, self._options.expire_after_examples)
         head[kernels.EXPIRED] += expired
-        evicted = self._evict(int(head[kernels.USED]) - expired) if head[kernels.CURSOR] == head[kernels.ROOM] else 0
+        used = int(head[kernels.USED]) - expired
+        full = head[kernels.CURSOR] == head[kernels.ROOM] or used > self._options.keys
+        evicted = self._evict(used) if full else 0
         if expired or evicted:
             self._refill()
         head[kernels.CURSOR] = 0
-        full = head[kernels.SIGHTING_SLOTS] == self._layout.slots or self.no_memory
-        if full and 2 * head[kernels.COUNTED] >= len(self._candidates) // 2:
+        all_counted = head[kernels.SIGHTING_SLOTS] == self._layout.slots or self.no_memory
+        if all_counted and 2 * head[kernels.COUNTED] >= len(self._candidates) // 2:
             self._candidates[:] = 0
             head[kernels.COUNTED] = 0
         self._release()
@@ -156,7 +159,7 @@ class KeyedTable:
 
     def _evict(self, used: int) -> int:
         """Free rows until one in FREED is free; how many."""
-        room = int(self.head[kernels.ROOM]) - kernels.RESERVED
+        room = min(int(self.head[kernels.ROOM]) - kernels.RESERVED, self._options.keys)
         wanted = max(0, used - (room - max(1, room // FREED)))
         rows = self.in_use()
         oldest = rows[np.lexsort((self.keys[rows], self.seen[rows]))[:wanted]]
@@ -206,9 +209,9 @@ class KeyedTable:
     @property
     def counts(self) -> KeyCounts:
         """What it holds and did so far."""
-        head = self.head.tolist()
+        head, most = self.head.tolist(), min(len(self.keys) - kernels.RESERVED, self._options.keys)
         return KeyCounts(
-            head[kernels.USED], len(self.keys) - kernels.RESERVED, head[kernels.ADMITTED], head[kernels.EXPIRED],
+            head[kernels.USED], most, head[kernels.ADMITTED], head[kernels.EXPIRED],
             head[kernels.EVICTED], head[kernels.REFUSED], head[kernels.ROOM] - kernels.RESERVED,
         )  # fmt: skip
 

@@ -221,7 +221,8 @@ class Arena(RowArray):
             allocator = ArenaAllocator(
                 memory, partial(self.options.bytes_of, count=count), part.base, keys, place.start
             )
-            options, values = self.placement.dynamic[part.table], (self.weights[rows], self.state[rows])
+            options = self.placement.dynamic[part.table].share(part.first, part.stride)
+            values = self.weights[rows], self.state[rows]
             found[part.table] = KeyedTable(options, beside[place], values, begin, allocator=allocator, kept=keys.kept)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ssmpi.checkpoint import saved_network, store
+from ssmpi.checkpoint import saved_network, saved_tables, store
 from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.checkpoint.parent import Parent
 from ssmpi.config import Config, load
@@ -41,7 +41,7 @@ def parent_of(config: Config, manifest: Manifest) -> Parent | None:
             f" {why}. Set [model] as it was there, or train without continue_from"
         )
     check_optimizer(run, config)
-    kept = check_keys(run, state.get(KEYS, {}), config)
+    kept = check_keys(run, state.get(KEYS, {}), with_room(config, run))
     parent, new = Parent.of(run), sum(manifest.cardinalities) - sum(origin.cardinalities)
     keys = f", {kept:,} keys keep their rows" if kept else ""
     log.info(
@@ -50,6 +50,11 @@ def parent_of(config: Config, manifest: Manifest) -> Parent | None:
         " this run's own and begin at 0 examples"
     )
     return parent
+
+
+def with_room(config: Config, run: Path) -> Config:
+    """``config`` with room for all keys of the finished ``run``, which it continues."""
+    return saved_tables.with_room(config, run / MODEL, load(run / RUN_FILE))
 
 
 def resumed(run: Path, config: Config, manifest: Manifest, *, begun: bool, asked: bool) -> Parent | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.checkpoint import model_files, saved_network
+from ssmpi.checkpoint import model_files, saved_network, saved_tables
 from ssmpi.checkpoint.data_origin import DataOrigin, described
 from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
@@ -84,7 +84,7 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> SavedModel:
         )
     sync = dataclasses.replace(config.sync, algorithm="none")
     config = dataclasses.replace(config, topology=topology, hierarchy=HierarchyOptions(), sync=sync)
-    setting = str(data or config.data.folder)
+    config, setting = saved_tables.with_room(config, model, config), str(data or config.data.folder)
     return SavedModel(model, saved_network.of_model(config, model, setting), DataOrigin.of_model(model, setting))
 
 

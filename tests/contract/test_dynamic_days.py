@@ -2,6 +2,8 @@
 expected comes from runs with ids, from one run over all days, and from plain dictionaries.
 """
 
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,19 @@ from runs import train_over_threads, write_run_file
 from safetensors.numpy import load_file, save_file
 from test_dynamic_tables import KEYED, tables
 
+from ssmpi.checkpoint import model_files, store
+from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.checkpoint.store import Store
 from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.core.settings import dump
 from ssmpi.data.schema import read_manifest
-from ssmpi.run import continued
+from ssmpi.embedding.dynamic_options import KeyOptions
+from ssmpi.embedding.table import Arena
+from ssmpi.run import continued, resume
+from ssmpi.run.request import RunRequest
 from ssmpi.tools import delta
 from ssmpi.tools.export import export
+from ssmpi.tools.score import open_run
 
 SIZES = (400, 400, 20, 9, 50)
 DAY = 300  # rows
@@ -217,3 +227,35 @@ def test_a_delta_that_lacks_keys_is_named(runs, tmp_path):
         with pytest.raises(DataError, match=f"delta: damaged: it has no '{name}'"):
             delta.apply(folder / "whole0", [path], tmp_path / "found")
     assert not (tmp_path / "found").exists()
+
+
+def prepared(folder, data, *overrides, run=None):
+    """The settings with which a run begins, or resumes in one process."""
+    config = write_run_file(folder, data, *ONE, *DYNAMIC, *overrides)
+    (folder / "given.toml").write_text(dump(config))
+    request = RunRequest(folder / "given.toml", (), run=run)
+    with ExitStack() as held:
+        return resume.prepare(request, config.topology.size, held).config
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["this version", "an earlier version"])
+def test_what_full_tables_of_several_servers_saved_fits_one_process(tmp_path, data, monkeypatch, earlier):
+    """Servers of earlier versions had more keys together than the limit."""
+    full = ("embedding.dynamic.keys=20", "checkpoint.every_examples=150")
+    if earlier:
+        monkeypatch.setattr(KeyOptions, "share", lambda options, first, stride: replace(options, keys=1000))
+    three = train_over_threads(tmp_path / "a", data[2][0], *ONE, *DYNAMIC, *full, "topology.embedding_ps=3")
+    monkeypatch.undo()
+    model = model_files.find(three.folder)
+    one = (*full, "topology.embedding_ps=0", f"run.folder={three.folder}")
+    configs = [open_run(three.folder, 1).config]
+    configs.append(prepared(tmp_path / "b", data[2][1], *full, f"run.continue_from={three.folder}"))
+    (three.folder / "result.json").unlink()
+    configs.append(prepared(tmp_path / "c", data[2][0], *one, run=three.folder))
+    for config, saved in zip(configs, (model, model, Store(three.folder).committed()[-1]), strict=True):
+        arena = Arena(config.rows, config.placement(DataOrigin.of_model(saved, "")), 0, seed=1)
+        model_files.load_tables(arena, saved)
+        counts = [each["keys"] for each in store.read_manifest(saved).state["keys"].values()]
+        assert all((count > 20) if earlier else (10 < count <= 20) for count in counts)
+        arena.keyed.sweep(1)  # which frees none of them
+        assert [keyed.counts.keys for keyed in arena.keyed.values()] == counts
