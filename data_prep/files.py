@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ssmpi.core.documents import parse_json
 from ssmpi.files import atomic_file
 
 Json = Any  # any JSON value
@@ -73,7 +74,7 @@ def save_json(path: Path, value: Json) -> None:
 
 def load_json(path: Path) -> Json:
     """Read a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    return parse_json(path.read_text(encoding="utf-8"))
 
 
 def file_checksum(path: Path) -> str:

@@ -9,7 +9,6 @@ Everything that computes is the command of the same name in a process of its own
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import tempfile
@@ -23,6 +22,7 @@ import numpy as np
 import tomli_w
 
 from ssmpi.config import load
+from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import LaunchError, SettingsError, UserError
 from ssmpi.core.settings import flat
 from ssmpi.files import run_files
@@ -100,7 +100,7 @@ class Result:
         lines: dict[str, list[dict[str, Any]]] = {}
         for text in (self.folder / METRICS).read_text(encoding="utf-8").splitlines(keepends=True):
             if text.endswith("\n"):  # a run that goes on may have written half of its last one
-                line = json.loads(text)
+                line = parse_json(text)
                 lines.setdefault(line.pop("kind"), []).append(line)
         return {kind: _columns(some) for kind, some in lines.items()}
 

@@ -13,6 +13,7 @@ import numpy as np
 from data_prep.files import file_checksum
 from data_prep.shards.provenance import manifest_checksum
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
+from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.data.schema import (
     MAKE_AGAIN,
@@ -25,6 +26,7 @@ from ssmpi.data.schema import (
     read_manifest,
 )
 from ssmpi.data.shard_columns import Columns, Lists, read_columns
+from ssmpi.files import hdf5
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def conclusion(folder: Path, findings: Sequence[Finding]) -> str:
 def _manifest(path: Path, manifest: Manifest) -> Finding | None:
     text = path.read_text(encoding="utf-8")
     try:
-        if text != json.dumps(json.loads(text), indent=1) + "\n":
+        if text != json.dumps(parse_json(text), indent=1) + "\n":
             return Finding(path, "its text was changed or cut after it was written")
         if manifest.provenance.get("manifest_checksum") != manifest_checksum(manifest):
             return Finding(path, "was changed after it was written (its own checksum differs)")
@@ -122,7 +124,7 @@ def check_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Finding 
         return Finding(error.path, error.found)
     except DataError as error:
         return Finding(path, str(error))
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+    except hdf5.UNREADABLE as error:
         return Finding(path, f"not readable ({error})")
     return Finding(path, "; ".join(wrong)) if wrong else None
 

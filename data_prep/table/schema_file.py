@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from datetime import UTC, date, datetime
 from itertools import combinations
 from pathlib import Path
@@ -29,6 +28,7 @@ from data_prep.table.schema import (
     SplitRule,
     some,
 )
+from ssmpi.core.documents import parse_toml
 from ssmpi.core.errors import UserError
 from ssmpi.data.features import POOLINGS
 from ssmpi.data.schema import SPLITS
@@ -46,8 +46,8 @@ SPLIT_KEYS = {
 def read_schema(path: Path) -> Schema:
     """Read ``schema.toml``; UserError names file, key and remedy."""
     try:
-        body = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        body = parse_toml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise UserError(f"{path}: not a TOML file: {error}") from error
     _known(path, "", body, {"label", "time", "group", "table", "dense", "categorical", "list", "split"})
     table = body.get("table", {})

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from data_prep.files import whole
 from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
 from data_prep.vocabulary.lookup import lookup_table
 from data_prep.vocabulary.scan import Spill
+from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import DamageError, DataError
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, expected_collisions
+from ssmpi.files import hdf5
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
@@ -227,9 +228,9 @@ class Vocabulary:
     def column(self, feature: int, name: str) -> np.ndarray:
         """``token`` uint32 or ``count`` int64 of one feature, in id order."""
         try:
-            with h5py.File(self.path, "r", locking=False) as file:
+            with hdf5.opened(self.path) as file:
                 column: np.ndarray = file[self.names[feature]][name][:]
-        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except hdf5.UNREADABLE as error:
             place = f"{self.names[feature]}/{name}"
             raise DamageError(self.path, f"damaged at {place} ({error})", "make it again") from error
         return column
@@ -244,8 +245,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
             f"{path}: no such vocabulary file; 'ssmpi-prepare criteo' writes vocabulary.h5 beside the shards"
         )
     try:
-        with h5py.File(path, "r", locking=False) as file:
-            about = json.loads(file.attrs["about"])
+        with hdf5.opened(path) as file:
+            about = parse_json(file.attrs["about"])
             names = about.get("features", CRITEO.sparse)
             expected = [_cardinality(name, len(file[name]["token"]), about) for name in names]
         found = (about["format"], about["version"])
@@ -256,7 +257,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
             raise DamageError(path, "damaged: cardinalities do not agree with the tokens", "make it again")
     except DamageError:
         raise
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except hdf5.UNREADABLE as error:
         raise DamageError(path, f"not a readable vocabulary file ({error})", "give a vocabulary.h5") from error
     return vocabulary
 

@@ -14,7 +14,7 @@ from ssmpi.checkpoint import model_files, store
 from ssmpi.comm.failure import say
 from ssmpi.core.errors import DataError, json_problem
 from ssmpi.data.features import CRITEO, Features
-from ssmpi.data.schema import EXTENDS, MANIFEST_NAME, VOCABULARY_NAME, Manifest, read_manifest
+from ssmpi.data.schema import EXTENDS, MANIFEST_NAME, VOCABULARY_NAME, Manifest, cardinalities_of, read_manifest
 
 SHOWN = 3  # features of a kind, in a message
 KEY = "data"  # in the state of a model's or checkpoint's manifest
@@ -49,10 +49,10 @@ class DataOrigin:
             except DataError as error:
                 raise DataError(f"{model}: an older version saved it, so its data folder is needed. {error}") from error
         try:
-            cardinalities, named = tuple(map(int, saved["cardinalities"])), saved.get("features")
+            cardinalities, named = cardinalities_of(saved["cardinalities"]), saved.get("features")
             features = Features.recorded(**named) if named else CRITEO
             return cls(str(saved["folder"]), cardinalities, saved["vocabulary"], features)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             problem = f"state.{KEY}: {json_problem(error)}"
             raise DataError(
                 f"{model / store.MANIFEST_NAME}: damaged: {problem}. {model_files.remedy(model)}"

@@ -20,6 +20,7 @@ from ssmpi.checkpoint import disk, files, store
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.trainer_state import DENSE, joined
+from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.embedding.keyed_files import Continued
 from ssmpi.files import atomic_file
@@ -55,7 +56,7 @@ class Parent:
         record.
         """
         try:
-            return cls(**json.loads((run / PARENT).read_text(encoding="utf-8")))
+            return cls(**parse_json((run / PARENT).read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError) as error:

@@ -30,7 +30,8 @@ def of_model(config: Config, model: Path, data: str | None = None) -> Config:
     if saved is None:
         return config.over(DataOrigin.of_model(model, data or config.data.folder).features)
     try:
-        if files := saved.get("code"):
+        files = saved.get("code") if isinstance(saved, dict) else None
+        if files and isinstance(files, dict):
             say(f"{model}: runs code that was saved with it, of {', '.join(files)}: operators of its network")
         return config.with_network(graph.from_json(saved))
     except DataError as error:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.files import Entry, verify
+from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import DataError, json_problem
 from ssmpi.files.log import log
 from ssmpi.files.run_files import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME, checkpoint_number
@@ -48,7 +49,7 @@ def read_manifest(folder: Path) -> FileManifest:
     """Read and check a manifest; DataError says what is wrong with the folder."""
     path = folder / MANIFEST_NAME
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = parse_json(path.read_text(encoding="utf-8"))
         found = body["format"], body["version"]
         manifest = FileManifest(tuple(Entry(**entry) for entry in body["files"]), dict(body["state"]))
     except FileNotFoundError:

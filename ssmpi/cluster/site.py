@@ -4,13 +4,15 @@ says what to train, a site file says where; any run file works with any site fil
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import COUNT, positive, require, within
+from ssmpi.core.settings import COUNT, positive, printable, require, within
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ class Launcher:
     arguments: tuple[str, ...] = ()
     """Further arguments of the launcher, unchanged."""
 
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            require(
+                bool(re.fullmatch(r"[\w.:%][\w.:%-]*", host, re.ASCII)),
+                f"hosts: {host!r} is not the name or address of a host: correct or remove it",
+            )
+        if again := [host for host, count in Counter(self.hosts).items() if count > 1]:
+            raise SettingsError(f"hosts: {again[0]!r} is named twice: name each host once")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
@@ -98,8 +109,11 @@ class Slurm:
 
     def __post_init__(self) -> None:
         within("signal_seconds", self.signal_seconds, 1, COUNT)
+        for name in ("time", "partition", "account"):
+            printable(name, getattr(self, name))
         for option in self.options:
             require(option.startswith("-"), f"options: '{option}' is not an option of sbatch: write '--name=value'")
+            printable("options", option)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,17 @@ DEFER_SECONDS = 1.0  # how long a rank that is probably not the first to fail le
 LAUNCHER = -1  # instead of a rank
 WATCHED = 3  # ranks that each rank watches
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+NO_WAY = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
 
 NAMESPACE = Path("/proc/self/ns/pid")  # process numbers mean something only within one of these
 

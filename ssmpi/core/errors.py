@@ -54,6 +54,10 @@ class PeerError(RuntimeError):
     """Another rank did not answer in time, or is gone."""
 
 
+class ContentError(ValueError):
+    """What is wrong in a file, without its name."""
+
+
 def json_problem(error: Exception) -> str:
     """What is wrong with a JSON file, from the exception that reading it or taking values out of it has raised."""
     if isinstance(error, json.JSONDecodeError):
@@ -64,4 +68,6 @@ def json_problem(error: Exception) -> str:
         return f"it has no {error.args[0]!r}"
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror}"
+    if isinstance(error, ContentError):
+        return str(error)
     return "its values are not of the expected kinds"

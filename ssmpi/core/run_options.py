@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ssmpi.core.settings import COUNT, EXAMPLES, SECONDS, positive, require, within
+from ssmpi.core.settings import COUNT, EXAMPLES, SECONDS, positive, printable, require, within
 
 NO_SPLIT = "none"  # as the name of a split in ``[evaluate]``
 
@@ -37,6 +37,7 @@ class Run:
 
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty")
+        printable("folder", self.folder)
         require(0 <= self.seed < 2**31, f"seed must be in [0, 2^31), got {self.seed}")
         positive("log_seconds", self.log_seconds, SECONDS)
         require(

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import difflib
 import math
-import tomllib
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
+from ssmpi.core.documents import parse_toml
 from ssmpi.core.errors import SettingsError, json_problem
 
 if typing.TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _fails_without(
 def read(path: Path, kind: str = "run file") -> dict[str, Any]:
     """The contents of a TOML file; SettingsError if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         if kind == "run file" and "=" in str(path):
             raise SettingsError(
@@ -86,7 +87,7 @@ def read(path: Path, kind: str = "run file") -> dict[str, Any]:
         raise SettingsError(f"{path}: {json_problem(error)}: save it as UTF-8") from error
     except IsADirectoryError:
         raise SettingsError(f"{path}: a folder, not a {kind}") from None
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
 
 
@@ -98,8 +99,8 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         more = "; there can be one run file only" if override.endswith(".toml") else ""
         raise SettingsError(f"override '{override}' is not of the form section.key=value{more}")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         value = text.strip()
     for key in keys[:-1]:
         values = values.setdefault(key, {})
@@ -184,6 +185,12 @@ def within(name: str, value: float, least: float, most: float) -> None:
     """Raise SettingsError unless ``value`` is a number from ``least`` to ``most``."""
     require(value >= least, f"{name} must be at least {_shown(least)}, got {_shown(value)}")
     require(value <= most, f"{name} must be at most {_shown(most)}, got {_shown(value)}")
+
+
+def printable(name: str, text: str | None) -> None:
+    """Raise SettingsError if a text has line breaks or other control characters, which batch files and logs repeat."""
+    found = re.search(r"[\x00-\x1f\x7f-\x9f]", text or "")
+    require(not found, f"{name} = {text!r} has a line break or another control character: remove it")
 
 
 def positive(name: str, value: float, most: float) -> None:

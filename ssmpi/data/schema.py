@@ -22,19 +22,21 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
-from ssmpi.core.errors import DamageError, DataError, json_problem
+from ssmpi.core.documents import parse_json
+from ssmpi.core.errors import ContentError, DamageError, DataError, json_problem
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, Features, GroupColumn
 from ssmpi.data.shard_columns import Columns, kinds
 from ssmpi.data.shard_frame import frame_checksum
-from ssmpi.files import atomic_file
+from ssmpi.files import atomic_file, hdf5
 
 ONE_ID, WITH_LISTS, WITH_KEYS = 1, 2, 3  # versions: of sets with one id a feature; with lists; with keys
 SHARD_FORMAT = "ssmpi-shard"
@@ -180,7 +182,7 @@ def read_manifest(folder: Path) -> Manifest:
             " finish it"
         )
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = parse_json(path.read_text(encoding="utf-8"))
         found = (body.pop("format"), body.pop("schema_version"))
         if found[0] != MANIFEST_FORMAT or found[1] not in range(ONE_ID, WITH_KEYS + 1):
             wanted = f"this program reads {MANIFEST_FORMAT!r} versions {ONE_ID} to {WITH_KEYS}"
@@ -192,7 +194,7 @@ def read_manifest(folder: Path) -> Manifest:
             )
             for name, split in body.pop("splits").items()
         }
-        cardinalities = tuple(int(c) for c in body.pop("cardinalities"))
+        cardinalities = cardinalities_of(body.pop("cardinalities"))
         recorded = body.pop("features", None)
         features = CRITEO if recorded is None else Features.recorded(**recorded)
         manifest = Manifest(cardinalities, splits, **body, features=features)
@@ -203,8 +205,16 @@ def read_manifest(folder: Path) -> Manifest:
         raise
     except DataError as error:
         raise DamageError(path, f"damaged: {error}", MAKE_AGAIN) from error
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise DamageError(path, f"damaged: {json_problem(error)}", MAKE_AGAIN) from error
+
+
+def cardinalities_of(recorded: Iterable[Any]) -> tuple[int, ...]:
+    """The rows of each table, as JSON has them; ContentError unless they fit ids in int32. 0 is for keys."""
+    found = tuple(map(int, recorded))
+    if wrong := [rows for rows in found if not 0 <= rows <= np.iinfo(np.int32).max]:
+        raise ContentError(f"a cardinality is {float(min(wrong[0], 1e300)):g}, and ids are int32")
+    return found
 
 
 def write_shard(path: Path, columns: Columns, attributes: Mapping[str, Any]) -> tuple[int, str]:
@@ -275,7 +285,7 @@ def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File
         columns = {name: (str(shard[name].dtype), shard[name].shape) for name in wanted if name in shard}
         header = tuple(shard.attrs[name] for name in ("format", "schema_version", "checksum"))
         header = (str(header[0]), int(header[1]), str(header[2]))
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+    except hdf5.UNREADABLE as error:
         shard.close()
         raise DamageError(path, f"damaged HDF5 file ({error})", MAKE_AGAIN) from error
     expected = (SHARD_FORMAT, manifest.version, entry.checksum)

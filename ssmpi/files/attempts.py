@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ssmpi.core.documents import parse_json
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import ATTEMPTS
 
@@ -15,7 +16,7 @@ MOST = 2  # jobs in a row without progress
 def read(run: Path) -> list[int]:
     """One entry for each job, oldest first; none if the file is not there, or damaged."""
     try:
-        return [int(place) for place in json.loads((run / ATTEMPTS).read_text(encoding="utf-8"))]
+        return [int(place) for place in parse_json((run / ATTEMPTS).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         return []
 

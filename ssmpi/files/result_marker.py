@@ -4,10 +4,10 @@ tell.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import json_problem
 from ssmpi.files.run_files import RESULT_NAME
 
@@ -19,7 +19,7 @@ INCOMPLETE = "incomplete"  # it ended on its own and examples are missing, which
 def read(run: Path) -> dict[str, Any]:
     """The contents of the marker; empty if it is missing or unreadable."""
     try:
-        found = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
+        found = parse_json((run / RESULT_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -28,7 +28,7 @@ def read(run: Path) -> dict[str, Any]:
 def damage(run: Path) -> str:
     """What is wrong with the marker; empty if it is whole, or not there."""
     try:
-        found = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
+        found = parse_json((run / RESULT_NAME).read_text(encoding="utf-8"))
         return "" if isinstance(found["status"], str) and found["status"] else "it has no status"
     except (FileNotFoundError, NotADirectoryError):
         return ""

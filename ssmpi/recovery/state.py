@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssmpi.comm.rank_memory import Note, ProcessMemory, RankMemory
+from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import DamageError, UserError, json_problem
 from ssmpi.files import atomic_file, attempts
 from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, RESULT_NAME, ROWS
@@ -130,7 +131,7 @@ class RecoveryState:
         """
         path = self.run / RECOVERIES
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = parse_json(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return Record(NOTHING)
         except (OSError, ValueError) as error:

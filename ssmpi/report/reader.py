@@ -4,13 +4,12 @@ read is left out and named, with file and line.
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ssmpi.core.documents import parse_json, parse_toml
 from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.core.settings import flat
 from ssmpi.files import run_files
@@ -55,7 +54,7 @@ def read(folder: Path) -> Record:
 def read_json(path: Path) -> Any:
     """A JSON file, or DataError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
@@ -72,7 +71,7 @@ def _recoveries(folder: Path, missing: list[str]) -> list[dict[str, Any]]:
 
 def _toml(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         missing.append(f"no {path.name}: its settings are not known")
     except (OSError, ValueError) as error:
@@ -105,7 +104,7 @@ def _lines(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     found, broken = [], []
     for number, text in enumerate(content.splitlines(), 1):
         try:
-            line = json.loads(text)
+            line = parse_json(text)
         except ValueError:
             line = None
         if isinstance(line, dict) and (line.get("kind") not in MEASURED or _are_numbers(line, "examples", "seconds")):

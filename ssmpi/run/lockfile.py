@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from ssmpi.core.documents import parse_json
 from ssmpi.files.atomic_file import naming
 from ssmpi.files.log import log
 
@@ -45,7 +46,7 @@ class LockHolder:
         """What the file says; all fields are empty while its holder is still writing."""
         file.seek(0)
         try:
-            return cls(**json.loads(file.read()))
+            return cls(**parse_json(file.read()))
         except (ValueError, TypeError):
             return cls()
 

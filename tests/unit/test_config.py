@@ -210,6 +210,7 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("checkpoint.limit_seconds=1e300", "checkpoint.limit_seconds must be positive and at most 1e+09"),
         ("checkpoint.stop_budget_seconds=1e300", "checkpoint.stop_budget_seconds must be positive and at most 1e+09"),
         ("run.log_seconds=1e300", "run.log_seconds must be positive and at most 1e+09"),
+        ("run.folder=a\nb", "run.folder = 'a\\nb' has a line break or another control character: remove it"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, override, message):

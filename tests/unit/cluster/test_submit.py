@@ -139,6 +139,14 @@ def test_what_cannot_fit_is_refused_with_the_arithmetic(topology, sections, word
         ({"node": {"cores": 0, "memory_gb": 1}}, "node.cores must be at least 1"),
         ({"placement": {"servers": "pakced"}}, "did you mean 'packed'?"),
         ({"slurm": {"options": ["constraint=avx"]}}, "not an option of sbatch"),
+        ({"slurm": {"options": ["--x\ntouch X"]}}, "slurm.options = '--x\\\\ntouch X' has a line break"),
+        *(
+            ({"slurm": {name: "a\ntouch X"}}, f"slurm.{name} = 'a\\\\ntouch X' has a line break")
+            for name in ("time", "partition", "account")
+        ),
+        ({"launcher": {"hosts": ["", ""]}}, "launcher.hosts: '' is not the name or address of a host"),
+        ({"launcher": {"hosts": ["a", "--tune"]}}, "launcher.hosts: '--tune' is not the name or address of a host"),
+        ({"launcher": {"hosts": ["a", "b", "a"]}}, "launcher.hosts: 'a' is named twice"),
     ],
 )
 def test_a_site_that_cannot_be_is_refused(values, words):

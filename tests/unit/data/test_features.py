@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from datasets import FEW, FEW_CARDINALITIES, make_dataset
@@ -89,6 +91,18 @@ def test_a_shard_with_other_columns_is_refused(few, tmp_path):
     (tmp_path / "train").symlink_to(few / "train")
     with pytest.raises(DataError, match=r"shard-00000.h5: not the shard that the manifest names .*\(6000, 3\)"):
         SplitReader(tmp_path, "train", 1_000).check()
+
+
+def test_a_shard_with_a_group_in_place_of_a_column_is_refused(few, tmp_path):
+    data = Path(shutil.copytree(few, tmp_path / "data"))
+    body, shard = json.loads((data / "manifest.json").read_text()), data / "train" / "shard-00000.h5"
+    with h5py.File(shard, "r+") as saved:
+        del saved["dense"]
+        saved.create_group("dense")
+    body["splits"]["train"]["shards"][0]["bytes"] = shard.stat().st_size
+    (data / "manifest.json").write_text(json.dumps(body | {"provenance": {}}))
+    with pytest.raises(DataError, match=r"shard-00000\.h5: damaged HDF5 file"):
+        SplitReader(data, "train", 1_000).check()
 
 
 def test_the_plan_names_them(few, tmp_path):
