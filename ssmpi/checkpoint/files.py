@@ -17,7 +17,8 @@ import h5py
 import numpy as np
 
 from ssmpi.checkpoint import disk
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import ContentError, DataError
+from ssmpi.files import hdf5
 from ssmpi.files.atomic_file import WRITE_BYTES
 
 SLICE = WRITE_BYTES  # written, or read, and hashed at a time
@@ -32,6 +33,10 @@ class Entry:
     file: str
     bytes: int
     checksum: str
+
+    def __post_init__(self) -> None:
+        if (self.file, type(self.bytes), type(self.checksum)) != (Path(self.file).name, int, str):
+            raise ContentError(f"it names a file {self.file!r} of {self.bytes!r} bytes with SHA-256 {self.checksum!r}")
 
 
 def write(path: Path, datasets: Iterable[Dataset]) -> Entry:
@@ -77,7 +82,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
         if isinstance(item, h5py.Dataset):
             found[name] = item[()]
 
-    with h5py.File(path, "r", locking=False) as saved:
+    with hdf5.opened(path) as saved:
         saved.visititems(take)
     return found
 

@@ -15,8 +15,10 @@ import numpy as np
 
 from ssmpi.checkpoint import disk, store
 from ssmpi.core.errors import DataError
+from ssmpi.core.row_layout import RowLayout
 from ssmpi.embedding.keyed_files import Continued
-from ssmpi.embedding.table import Arena
+from ssmpi.embedding.table import Arena, check_rows
+from ssmpi.files import hdf5
 from ssmpi.files.run_files import MANIFEST_NAME, MODEL
 
 if TYPE_CHECKING:
@@ -77,33 +79,37 @@ def tables(folder: Path) -> list[Path]:
     return [folder / name for name in names if name.startswith("embedding-")]
 
 
-def read_table(folder: Path, table: int) -> np.ndarray:
-    """All rows of one table of a saved model, float32 (rows, width), whatever placement saved it; DataError if some are
-    missing or its files cannot be read.
+def read_table(folder: Path, table: int, count: int, layout: RowLayout) -> np.ndarray:
+    """All ``count`` rows of one table of a saved model, float32 (rows, width), whatever placement saved it; DataError
+    if some are missing, or its files cannot be read or have others.
     """
-    rows, missing = np.empty((0, 0), np.float32), -1
+    rows = np.full((count, layout.width), np.nan, np.float32)
     for path in tables(folder):
         with saved_parts(path, table) as parts:
             for group in parts:
                 weights = group["weights"]
-                first, stride, count = (int(weights.attrs[name]) for name in ("first", "stride", "cardinality"))
-                if missing < 0:
-                    rows, missing = np.empty((count, weights.shape[1]), np.float32), count
+                first, stride, saved = (int(weights.attrs[name]) for name in ("first", "stride", "cardinality"))
+                check_rows(path, weights, layout)
+                if saved != count or not 0 <= first < stride or len(weights) != len(range(first, count, stride)):
+                    raise DataError(f"{path}: table {table} has {saved:,} rows, this model {count:,}. {remedy(folder)}")
                 rows[first::stride] = weights[:]
-                missing -= len(weights)
-    if missing:
-        raise missing_rows(folder, table)
+    check_numbers(folder, table, rows)
     return rows
+
+
+def check_numbers(folder: Path, table: int, rows: np.ndarray) -> None:
+    """Raise DataError if a value of a table is not a number, or was not there."""
+    if not np.isfinite(rows).all():
+        raise DataError(
+            f"{folder}: rows of table {table} are missing, or not numbers: a file is gone or damaged. {remedy(folder)}"
+        )
 
 
 @contextlib.contextmanager
 def saved_parts(path: Path, table: int) -> Iterator[list[h5py.Group]]:
     """The parts of one table in an open file of rows; DataError if it cannot be read."""
-    try:
-        with h5py.File(path, "r", locking=False) as saved:
-            yield [each for each in saved.values() if each["weights"].attrs["table"] == table]
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
+    with hdf5.saved_model(path) as saved:
+        yield [each for each in saved.values() if each["weights"].attrs["table"] == table]
 
 
 def missing_rows(folder: Path, table: int) -> DataError:
@@ -137,10 +143,7 @@ def load_tables(
         if loading.done:
             break
         check(path)
-        try:
-            arena.load(path, loading)
-        except (OSError, KeyError, RuntimeError) as error:
-            raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
+        arena.load(path, loading)
     if not loading.done:
         raise DataError(
             f"{folder}: saved parts lack {loading} needed here: a file is missing, or the data folder is not the one "

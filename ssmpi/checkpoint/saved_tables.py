@@ -10,11 +10,13 @@ import numpy as np
 
 from ssmpi.checkpoint import model_files, store
 from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.core.errors import DataError
 from ssmpi.embedding.key_kernels import RESERVED
-from ssmpi.embedding.table import KEYS
+from ssmpi.embedding.table import KEYS, check_rows
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
+    from ssmpi.core.row_layout import RowLayout
 
 
 class TableRows(NamedTuple):
@@ -38,22 +40,22 @@ def with_room(config: Config, model: Path, before: Config) -> Config:
     return dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, dynamic=found))
 
 
-def read_tables(folder: Path, setting: str) -> dict[int, TableRows]:
-    """All tables by number; they must fit in memory. ``setting`` is the run's ``data.folder``, which old models need.
-    DataError if rows are missing or a file cannot be read.
+def read_tables(config: Config, folder: Path) -> dict[int, TableRows]:
+    """All tables of the model in ``folder``, which ``config`` fits, by number; they must fit in memory. DataError if
+    rows are missing or a file cannot be read.
     """
-    origin = DataOrigin.of_model(folder, setting)
-    return {table: read(folder, origin, table) for table in range(len(origin.cardinalities))}
+    origin = DataOrigin.of_model(folder, config.data.folder)
+    return {table: read(config, folder, origin, table) for table in range(len(origin.cardinalities))}
 
 
-def read(folder: Path, origin: DataOrigin, table: int) -> TableRows:
+def read(config: Config, folder: Path, origin: DataOrigin, table: int) -> TableRows:
     """One table of the model in ``folder``, which has this ``origin``."""
     if table in origin.features.key_columns:
-        return read_keyed(folder, table)
-    return TableRows(model_files.read_table(folder, table))
+        return read_keyed(folder, table, config.rows.layout)
+    return TableRows(model_files.read_table(folder, table, origin.cardinalities[table], config.rows.layout))
 
 
-def read_keyed(folder: Path, table: int) -> TableRows:
+def read_keyed(folder: Path, table: int, layout: RowLayout) -> TableRows:
     """A dynamic table."""
     reserved, keys, rows = dict[int, np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     left: set[int] | None = None  # stripes not read yet; None if nothing is known
@@ -62,13 +64,18 @@ def read_keyed(folder: Path, table: int) -> TableRows:
             for group in parts:
                 first, stride = (int(group["weights"].attrs[name]) for name in ("first", "stride"))
                 left = (set(range(stride)) if left is None else left) - {first}
+                check_rows(path, group["weights"], layout)
                 weights, fixed = group["weights"][:], range(first, RESERVED, stride)
                 reserved |= dict(zip(fixed, weights[: len(fixed)], strict=True))
                 keys.append(group["keys"][:])
                 rows.append(weights[len(fixed) :])
-    if left != set():
+                if len(keys[-1]) != len(rows[-1]) or keys[-1].dtype != np.int64:
+                    raise model_files.missing_rows(folder, table)
+    if left != set() or reserved.keys() != set(range(RESERVED)):
         raise model_files.missing_rows(folder, table)
-    found = np.concatenate(keys)
-    order = np.argsort(found)
+    found, order = np.unique(np.concatenate(keys), return_index=True)
     values = np.concatenate([[reserved[id_] for id_ in range(RESERVED)], np.concatenate(rows)[order]])
-    return TableRows(values, found[order])
+    model_files.check_numbers(folder, table, values)
+    if len(found) != sum(map(len, keys)):
+        raise DataError(f"{folder}: a key of table {table} has several rows. {model_files.remedy(folder)}")
+    return TableRows(values, found)

@@ -25,6 +25,7 @@ from ssmpi.embedding.keyed_table import Beginning, KeyedTable
 from ssmpi.embedding.keyed_tables import KeyedTables
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
+from ssmpi.files import hdf5
 
 ROWS_AT_A_TIME = 1 << 18  # when loading
 ROWS = "rows"  # the name of an arena in the memory of its rank
@@ -275,7 +276,7 @@ class Arena(RowArray):
 
     def load(self, path: Path, loading: Loading) -> None:
         """Load the rows of this arena that a saved file holds, whatever placement saved it."""
-        with h5py.File(path, "r", locking=False) as saved:
+        with hdf5.saved_model(path) as saved:
             for group in saved.values():
                 for part in self.parts:
                     if part.table != group["weights"].attrs["table"]:
@@ -283,7 +284,7 @@ class Arena(RowArray):
                     if ("keys" in group) != (part.table in self.keyed):
                         raise DataError(f"{path}: table {part.table} has keys there and ids here, or the other way")
                     if part.table in self.keyed:
-                        self._check_layout(path, group["weights"])
+                        check_rows(path, group["weights"], self.options.layout)
                         loading.keyed[part.table].take(path, group)
                     else:
                         loading.rows -= self._take(path, group, part, loading.continued)
@@ -299,7 +300,7 @@ class Arena(RowArray):
                 f"{path}: table {part.table} has {cardinality} rows, this model {here}: the "
                 "weights belong to other data"
             )
-        self._check_layout(path, group["weights"])
+        check_rows(path, group["weights"], self.options.layout)
         taken, state = 0, not (continued and continued.fresh)
         for start in range(0, part.rows, ROWS_AT_A_TIME):  # a part may be most of the memory of its PS
             ours = part.first + part.stride * np.arange(start, min(start + ROWS_AT_A_TIME, part.rows), dtype=np.int64)
@@ -313,18 +314,17 @@ class Arena(RowArray):
                 taken += len(common)
         return taken
 
-    def _check_layout(self, path: Path, saved: h5py.Dataset) -> None:
-        """DataError unless the saved rows have this arena's layout; older files do not record one and hold vectors
-        only.
-        """
-        width, ours = saved.shape[1], self.options.layout
-        vector = int(saved.attrs.get("vector", width))
-        if (vector, width) != (ours.vector, ours.width):
-            what = f"{width} floats" if width == vector else f"{vector} floats and a first-order weight"
-            raise DataError(
-                f"{path}: rows of {what}, but {ours.describe()} in the settings: set model.name and embedding.dim back,"
-                " and the end of model.bottom with it"
-            )
+
+def check_rows(path: Path, saved: h5py.Dataset, layout: RowLayout) -> None:
+    """DataError unless the saved rows have this layout; older files do not record one and hold vectors only."""
+    width = saved.shape[1]
+    vector = int(saved.attrs.get("vector", width))
+    if (vector, width) != (layout.vector, layout.width):
+        what = f"{width} floats" if width == vector else f"{vector} floats and a first-order weight"
+        raise DataError(
+            f"{path}: rows of {what}, but {layout.describe()} in the settings: set model.name and embedding.dim back,"
+            " and the end of model.bottom with it"
+        )
 
 
 class Saver(Protocol):

@@ -22,18 +22,21 @@ from ssmpi.core.errors import UserError
 
 # Bytes written at a time: larger writes take free blocks of 2 MB, which virtual machines may have given to their host.
 WRITE_BYTES = 1 << 20
+MARK_BYTES = 1 << 16  # at the beginning of a file, and at its end
 RANDOM = "[0-9a-f]{8}"  # in a temporary name
 
 
-def check_replaceable(path: Path, earlier: re.Pattern[bytes]) -> None:
-    """Raise UserError if a file is at ``path`` that does not begin as an ``earlier`` output of the same command does: a
-    slip must not cost an input, a model or a run file.
+def check_replaceable(path: Path, mark: re.Pattern[bytes]) -> None:
+    """Raise UserError if a file is at ``path`` without the ``mark`` of earlier outputs of the same command, which
+    matches its first bytes, followed by its last ones: a slip must not cost an input, a model or a run file.
     """
     if not path.is_file():
         return
     with path.open("rb") as file:
-        begin = file.read(64)
-    if begin and not earlier.match(begin):
+        begin = file.read(MARK_BYTES)
+        file.seek(max(len(begin), file.seek(0, os.SEEK_END) - MARK_BYTES))
+        content = begin + file.read()
+    if content and not mark.match(content):
         raise UserError(f"{path}: is there, and not an earlier output of this command; name another file, or remove it")
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.compiled.aligned import aligned
 from ssmpi.core.errors import DataError
+from ssmpi.files import hdf5
 from ssmpi.model import blas, brgemm, custom_code
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import CompiledStep, update_all
@@ -50,6 +50,13 @@ class Replica:
             self.vector[:] = initial
         self.measured, self.estimates = Estimates(network, learning=True), Estimates(network)
 
+    @classmethod
+    def saved(cls, network: Network, precision: str, path: Path) -> Replica:
+        """That of the ``network`` in the file ``path`` of a saved model; DataError if it is another model's."""
+        found = cls(network, precision, seed=0)
+        found.vector[:] = found.load(path)
+        return found
+
     def measure_in(self, values: np.ndarray) -> None:
         """Let thread models keep what they measure in ``values``, as in ``Estimates``."""
         self.measured = Estimates(self.network, learning=True, given=values)
@@ -83,7 +90,7 @@ class Replica:
         DataError if it is another model.
         """
         vector, shapes = np.empty_like(self.vector), dict(self.network.layout)
-        with h5py.File(path, "r", locking=False) as saved:
+        with hdf5.saved_model(path) as saved:
             for name, values in by_name(self.owned.layout, vector):
                 if name not in saved or saved[name].shape != shapes[name]:
                     found = saved[name].shape if name in saved else "nothing"
@@ -94,6 +101,8 @@ class Replica:
                 values[...] = self.owned.rows_of(name, saved[name][()])
             for estimates in (self.estimates, self.measured):
                 estimates.load(saved)
+        if not np.isfinite(vector).all():
+            raise DataError(f"{path}: not all of its parameters are numbers; the saved model is damaged")
         return vector
 
 

@@ -75,7 +75,9 @@ def publish(subject: PageContent, wanted: Sequence[Drawing], out: Path) -> list[
     except OSError as error:
         raise UserError(f"{out.parent}: cannot be made ({error.strerror}); name another file with --out") from error
     atomic_file.check(out)
-    atomic_file.check_replaceable(out, re.compile(rb"\s*<!DOCTYPE html>"))
+    atomic_file.check_replaceable(out, re.compile(rb"<!DOCTYPE html>.*<title>ssmpi report: ", re.DOTALL))
+    for drawing in wanted if not out.exists() else ():  # no earlier report has made those that are there
+        atomic_file.check_replaceable(_png(drawing, out), re.compile(rb"(?!)"))
     pictures = [_draw(drawing, out) for drawing in wanted]
     records = [record for group in subject.groups for record in group.records]
     settings = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -29,8 +29,7 @@ class Scorer:
         self._config, self._world = config, world
         world.start_heartbeat(config.waiting)
         self._tables = Tables(config, world, DataOrigin.of_model(model, config.data.folder), Start(model))
-        self._replica = Replica(config.network, config.model.precision, config.run.seed)
-        self._replica.vector[:] = self._replica.load(model / "dense.h5")
+        self._replica = Replica.saved(config.network, config.model.precision, model / "dense.h5")
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Metrics on one split of the data folder; every trainer takes part and gets the same."""

@@ -26,12 +26,13 @@ from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.parent import checksum
 from ssmpi.checkpoint.store import Store
 from ssmpi.config import Config, load
-from ssmpi.core.errors import DataError, json_problem
+from ssmpi.core.documents import parse_json
+from ssmpi.core.errors import ContentError, DataError, json_problem
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import DELTA, MANIFEST_NAME, RUN_FILE
 from ssmpi.tools import export, keyed_delta, tensor_files
-from ssmpi.tools.keyed_delta import CHANGED, GONE, VALUES
-from ssmpi.tools.tensor_files import BEGIN, MODEL_KEY
+from ssmpi.tools.keyed_delta import CHANGED, GONE, VALUES, check_ascending, check_values
+from ssmpi.tools.tensor_files import CHECKSUM, MODEL_KEY, SAFETENSORS
 
 BASE, ROWS, KEYED = "base", "rows", "keyed"  # in a delta's metadata
 IDS = ".ids"
@@ -42,7 +43,7 @@ def export_since(run: Path, since: str, file: Path | None) -> int:
     checkpoint, model or run.
     """
     folder, base, target = export.newest(run), earlier(run, since), file or run / DELTA
-    atomic_file.check_replaceable(target, BEGIN)
+    atomic_file.check_replaceable(target, SAFETENSORS)
     with atomic_file.whole(target) as beside:
         before, now = (SavedModel.of(run, each) for each in (base, folder))
         check_tables(before, now)
@@ -89,7 +90,7 @@ class SavedModel(NamedTuple):
 
     def tensors(self, table: int) -> dict[str, np.ndarray]:
         """Those of one table, as an export has them."""
-        return export.table_tensors(self.config, table, saved_tables.read(self.folder, self.origin, table))
+        return export.table_tensors(self.config, table, saved_tables.read(self.config, self.folder, self.origin, table))
 
 
 def check_tables(before: SavedModel, now: SavedModel) -> None:
@@ -143,22 +144,27 @@ class TensorFile(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> TensorFile:
-        """DataError if it is none."""
+        """DataError if it is none, or other than it was written; files of earlier versions have no checksum."""
         library = tensor_files.safetensors()
         try:
             with library.safe_open(path, framework="numpy") as file:
-                return cls(path, {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {})  # noqa: SIM118 - no mapping
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+                about = {name: text for name, text in (file.metadata() or {}).items() if name != "format"}
         except (OSError, library.SafetensorError) as error:
             raise DataError(
                 f"{path}: not a readable file of safetensors ({error}): name what 'ssmpi export' wrote"
             ) from None
+        written = about.pop(CHECKSUM, None)
+        if written is not None and written != tensor_files.checksum(arrays, about):
+            raise DataError(f"{path}: damaged: its SHA-256 is not the one that was written: write it again")
+        return cls(path, arrays, about)
 
 
 def apply(base: Path, deltas: Sequence[Path], target: Path) -> int:
     """Write the export ``base`` with all ``deltas``, in order, to ``target``. DataError, and nothing is written, if one
     is of another base.
     """
-    atomic_file.check_replaceable(target, BEGIN)
+    atomic_file.check_replaceable(target, SAFETENSORS)
     with atomic_file.whole(target) as beside:
         found = TensorFile.read(base)
         if BASE in found.about or MODEL_KEY not in found.about:
@@ -184,20 +190,33 @@ def applied(before: TensorFile, delta: TensorFile) -> TensorFile:
             f" {before.about[MODEL_KEY][:12]}...: name all deltas in between, in order, or export the whole"
         )
     try:
-        return TensorFile(path, dict(merged(before, delta)), about)
-    except (KeyError, ValueError, IndexError, TypeError) as error:
+        arrays = dict(merged(before, delta))
+        if lacking := before.arrays.keys() - arrays.keys():
+            raise ContentError(f"it has no {min(lacking)}")
+        if wrong := [name for name, values in arrays.items() if not np.isfinite(values).all()]:
+            raise ContentError(f"{wrong[0]} has values that are not numbers")
+        return TensorFile(path, arrays, about)
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: damaged: {json_problem(error)}: write it again") from error
 
 
 def merged(before: TensorFile, delta: TensorFile) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and arrays of the model after a delta."""
-    for name, count in json.loads(delta.about[ROWS]).items():
-        old, values = before.arrays[name], delta.arrays[f"{name}{VALUES}"]
-        whole = np.empty((count, values.shape[1]), np.float32)
+    """Names and arrays of the model after a delta; ContentError says which are none that an export would have."""
+    for name, count in parse_json(delta.about[ROWS]).items():
+        old, ids, values = before.arrays[name], delta.arrays[f"{name}{IDS}"], delta.arrays[f"{name}{VALUES}"]
+        check_ascending(f"{name}{IDS}", ids)
+        check_values(f"{name}{VALUES}", values, (len(ids), *old.shape[1:]))
+        new = ids[np.searchsorted(ids, len(old)) :]
+        if (ids[:1] < 0).any() or count != len(old) + len(new) or (new[-1:] != count - 1).any():
+            raise ContentError(f"{name}{IDS} are not those of {count} rows, of which {len(old)} are there")
+        whole = np.empty((count, *old.shape[1:]), np.float32)
         whole[: len(old)] = old
-        whole[delta.arrays[f"{name}{IDS}"]] = values
+        whole[ids] = values
         yield name, whole
-    for keys, tensors in json.loads(delta.about.get(KEYED, "{}")).items():  # earlier versions wrote no dynamic tables
+    for keys, tensors in parse_json(delta.about.get(KEYED, "{}")).items():  # earlier versions wrote no dynamic tables
         yield from keyed_delta.merged(keys, tensors, before.arrays, delta.arrays)
     ends = IDS, VALUES, CHANGED, GONE
-    yield from ((name, values) for name, values in delta.arrays.items() if not name.endswith(ends))
+    for name, values in delta.arrays.items():
+        if not name.endswith(ends):
+            check_values(name, values, before.arrays[name].shape)
+            yield name, values

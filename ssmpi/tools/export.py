@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.checkpoint import files, model_files, saved_network
+from ssmpi.checkpoint import model_files, saved_network
 from ssmpi.checkpoint.parent import checksum
 from ssmpi.checkpoint.saved_tables import TableRows, read_tables
 from ssmpi.comm.failure import say
@@ -27,6 +27,8 @@ from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError
 from ssmpi.files import atomic_file, run_files
 from ssmpi.files.run_files import EXPORTS, MODEL, RUN_FILE
+from ssmpi.model.parameters import by_name
+from ssmpi.model.replica import Replica
 from ssmpi.model.top_k import passing, scored
 from ssmpi.tools import export_onnx, tensor_files
 from ssmpi.tools.tensor_files import MODEL_KEY
@@ -40,8 +42,8 @@ Write = Callable[[Config, Path, Path], str]  # a model's folder, the file to wri
 def export(run: Path, kind: str, file: Path | None) -> int:
     """Write the model of ``run`` as ``kind`` to ``file``, which appears once complete. It must fit in memory."""
     folder, target = newest(run), file or run / EXPORTS[kind]
-    write, earlier = FORMATS[kind]
-    atomic_file.check_replaceable(target, earlier)
+    write, mark = FORMATS[kind]
+    atomic_file.check_replaceable(target, mark)
     atomic_file.check(target)
     model_files.check_in_one_process(folder)
     config = saved_network.of_model(load(run / RUN_FILE), folder)
@@ -91,18 +93,17 @@ def check_operators(config: Config, folder: Path) -> None:
 def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
     """Parameters float32 by their names in the reference's ``DLRM_Net``, and the keys of dynamic tables."""
     found = dense_tensors(config, folder)
-    for table, rows in read_tables(folder, config.data.folder).items():
+    for table, rows in read_tables(config, folder).items():
         found |= table_tensors(config, table, rows)
     return found
 
 
 def dense_tensors(config: Config, folder: Path) -> dict[str, np.ndarray]:
     """Those of the dense model."""
-    found, parameters = {}, dict(config.network.layout)
-    for name, values in sorted(files.read(folder / "dense.h5").items()):
-        if name in parameters:  # not what thresholds follow from
-            mlp, _, rest = name.partition(".")
-            found[f"{NAMES.get(mlp, mlp)}.{rest}"] = values
+    found, replica = {}, Replica.saved(config.network, "fp32", folder / "dense.h5")
+    for name, values in sorted(by_name(config.network.layout, replica.vector)):
+        mlp, _, rest = name.partition(".")
+        found[f"{NAMES.get(mlp, mlp)}.{rest}"] = values
     return found
 
 
@@ -119,8 +120,8 @@ def keys_of(table: int) -> str:
     return f"keys.{table}"
 
 
-FORMATS: dict[str, tuple[Write, re.Pattern[bytes]]] = {  # and how earlier files begin
-    "torch": (partial(write_tensors, tensor_files.write_torch), tensor_files.BEGIN),
-    "safetensors": (partial(write_tensors, tensor_files.write_safetensors), tensor_files.BEGIN),
+FORMATS: dict[str, tuple[Write, re.Pattern[bytes]]] = {  # and what marks earlier files
+    "torch": (partial(write_tensors, tensor_files.write_torch), tensor_files.TORCH),
+    "safetensors": (partial(write_tensors, tensor_files.write_safetensors), tensor_files.SAFETENSORS),
     "onnx": (export_onnx.write, export_onnx.BEGIN),
 }

@@ -13,17 +13,20 @@ import json
 import re
 from pathlib import Path
 
-from ssmpi.checkpoint import files
 from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.checkpoint.parent import checksum
 from ssmpi.checkpoint.saved_tables import read_tables
 from ssmpi.config import Config
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import ONNX_TABLES
 from ssmpi.model.estimates import Estimates
+from ssmpi.model.parameters import by_name
+from ssmpi.model.replica import Replica
 from ssmpi.model.top_k import LAPLACE, scored
 from ssmpi.model.top_k_kernels import threshold
 from ssmpi.tools import tensor_files
+from ssmpi.tools.tensor_files import MODEL_KEY
 
 BEGIN = re.compile(rb"\x08[\x01-\x7f]\x12\x05ssmpi")  # of a file: the version, the producer
 
@@ -37,11 +40,13 @@ def write(config: Config, folder: Path, target: Path) -> str:
             raise
         raise UserError("onnx is not installed: pip install 'ssmpi[onnx]'") from None
     beside = target.with_name(target.name.removesuffix(".onnx") + ONNX_TABLES)
-    atomic_file.check_replaceable(beside, tensor_files.BEGIN)
-    saved, names = files.read(folder / "dense.h5"), DataOrigin.of_model(folder, config.data.folder).features
+    atomic_file.check_replaceable(beside, tensor_files.SAFETENSORS)
+    replica, names = (
+        Replica.saved(config.network, "fp32", folder / "dense.h5"),
+        DataOrigin.of_model(folder, config.data.folder).features,
+    )
     network = scored(config.network, config.model.top_k_scoring)
-    estimates = Estimates(network)
-    estimates.load(saved)
+    estimates = Estimates(network, given=replica.estimates.values)
     if config.model.top_k_scoring == LAPLACE:
         estimates.check()
     thresholds = {name: threshold(own) for name, own in zip(estimates.names, estimates.values, strict=True)}
@@ -49,14 +54,14 @@ def write(config: Config, folder: Path, target: Path) -> str:
     if names.lists:
         about["lists"] = json.dumps({name: names.lists[name].pooling for name in names.list_names})
     try:
-        model = onnx_graph.model_of(network, saved, thresholds, about)
+        model = onnx_graph.model_of(network, dict(by_name(config.network.layout, replica.vector)), thresholds, about)
     except DataError as error:
         raise DataError(f"{folder}: {error}") from None
-    tables = {names.sparse[table]: rows for table, rows in read_tables(folder, config.data.folder).items()}
+    tables = {names.sparse[table]: rows for table, rows in read_tables(config, folder).items()}
     arrays = {name: rows.values for name, rows in tables.items()}
     arrays |= {f"{name}.keys": rows.keys for name, rows in tables.items() if rows.keys is not None}
     with atomic_file.whole(beside) as one, atomic_file.whole(target) as other:
-        tensor_files.write_safetensors(arrays, one)
+        tensor_files.write_safetensors(arrays, one, {MODEL_KEY: checksum(folder)})
         other.write_bytes(model.SerializeToString())
     sizes = [f"{path.stat().st_size / 1e6:,.1f} MB in {path}" for path in (target, beside)]
     precision = f"; in float32, the model was trained with {config.model.precision}"

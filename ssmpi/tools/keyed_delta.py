@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ssmpi.core.errors import ContentError
 from ssmpi.embedding.key_kernels import RESERVED
 
 CHANGED, GONE, VALUES = ".changed", ".gone", ".values"
@@ -36,13 +37,31 @@ def difference(keys: str, old: Arrays, new: Arrays) -> dict[str, np.ndarray]:
 
 
 def merged(keys: str, tensors: Sequence[str], old: Arrays, delta: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and arrays of one table after a delta."""
+    """Names and arrays of one table after a delta; ContentError says which are none that an export would have."""
     before, changed, gone = old[keys], delta[f"{keys}{CHANGED}"], delta[f"{keys}{GONE}"]
+    for name, some in ((keys, before), (f"{keys}{CHANGED}", changed), (f"{keys}{GONE}", gone)):
+        check_ascending(name, some)
+    if not np.isin(gone, before).all() or np.isin(gone, changed).any():
+        raise ContentError(f"{keys}{GONE} are not there, or changed as well")
     kept = ~np.isin(before, np.concatenate([changed, gone]))
     after = np.concatenate([before[kept], changed])
     order = np.argsort(after)
     yield keys, after[order]
     for name in tensors:
         values = delta[f"{name}{VALUES}"]
+        check_values(name, old[name], (RESERVED + len(before), *old[name].shape[1:]))
+        check_values(f"{name}{VALUES}", values, (RESERVED + len(changed), *old[name].shape[1:]))
         rows = np.concatenate([old[name][RESERVED:][kept], values[RESERVED:]])
         yield name, np.concatenate([values[:RESERVED], rows[order]])
+
+
+def check_ascending(name: str, values: np.ndarray) -> None:
+    """Raise ContentError unless an array is int64 (n,), ascending, each once."""
+    if values.dtype != np.int64 or values.ndim != 1 or (values[1:] <= values[:-1]).any():
+        raise ContentError(f"{name} are not ascending int64 values, each once")
+
+
+def check_values(name: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise ContentError unless an array is float32, and has this shape."""
+    if values.dtype != np.float32 or values.shape != shape:
+        raise ContentError(f"{name} is {values.dtype} {values.shape}, not float32 {shape}")

@@ -146,7 +146,7 @@ def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple
     if ranks != 1:
         raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
     atomic_file.check(file)
-    atomic_file.check_replaceable(file, re.compile(rb"[01]\.\d{8}\n"))
+    atomic_file.check_replaceable(file, re.compile(rb"([01]\.\d{8}\n)++([01]|\Z)"))
     saved = open_run(run, ranks)
     if source.prepared:
         for option in ("vocabulary", "schema"):

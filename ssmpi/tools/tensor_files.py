@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +17,10 @@ from ssmpi.core.errors import UserError
 
 MODEL_KEY = "model"  # in a file's metadata: SHA-256 of the manifest of the model that is in it
 NOTHING: Mapping[str, str] = MappingProxyType({})
-BEGIN = re.compile(rb"PK\x03\x04|.{4}\x00{4}\{", re.DOTALL)  # how torch's files begin, and safetensors': size, JSON
+CHECKSUM = "ssmpi.sha256"  # there: of all else that is in the file
+TORCH_MARK = b"exported by ssmpi"  # the comment of the archive
+SAFETENSORS = re.compile(rb'.{4}\x00{4}\{"__metadata__":\{.*"(ssmpi\.sha256|model)":"[0-9a-f]{64}"', re.DOTALL)
+TORCH = re.compile(rb"PK\x03\x04.*" + TORCH_MARK + rb"\Z", re.DOTALL)
 
 
 def write_torch(arrays: Mapping[str, np.ndarray], path: Path, about: Mapping[str, str] = NOTHING) -> None:
@@ -26,6 +32,8 @@ def write_torch(arrays: Mapping[str, np.ndarray], path: Path, about: Mapping[str
             torch.save({name: torch.from_numpy(values.copy()) for name, values in arrays.items()}, out)
         except RuntimeError as error:  # for instance a full disk, which torch does not report
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        out.seek(-2, os.SEEK_END)  # the length of the comment, which is the end of an archive without one
+        out.write(len(TORCH_MARK).to_bytes(2, "little") + TORCH_MARK)
 
 
 def safetensors() -> Any:
@@ -37,11 +45,20 @@ def safetensors() -> Any:
     return safetensors
 
 
+def checksum(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
+    """SHA-256 of names, types, shapes and values of arrays in the order of names, and of what is said about them."""
+    digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
+    for name, values in sorted(arrays.items()):
+        digest.update(json.dumps([name, values.dtype.str, values.shape]).encode())
+        digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
 def write_safetensors(arrays: Mapping[str, np.ndarray], path: Path, about: Mapping[str, str] = NOTHING) -> None:
-    """For ``safetensors.torch.load_file(path)``; what is said ``about`` it goes into its metadata."""
+    """For ``safetensors.torch.load_file(path)``; what is said ``about`` it goes into its metadata, with a checksum."""
     library, whole = safetensors(), {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     try:
-        library.numpy.save_file(whole, path, {"format": "pt", **about})
+        library.numpy.save_file(whole, path, {"format": "pt", **about, CHECKSUM: checksum(whole, about)})
     except library.SafetensorError as error:
         raise UserError(
             f"{path.parent}: the model cannot be written there ({error}); free some space, or name another folder"

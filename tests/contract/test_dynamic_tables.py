@@ -121,7 +121,7 @@ def test_rows_by_key_are_rows_by_id_to_the_bit(tmp_path, data, static, servers, 
     }
 
 
-@pytest.mark.parametrize(("servers", "items"), [(1, 40), (3, 10)])
+@pytest.mark.parametrize(("servers", "items"), [(1, 40), (3, 30)])
 def test_rows_by_message_are_mapped_rows_to_the_bit(tmp_path, data, servers, items):
     """Looked up ahead, with admission, a shared row, keys that expire and a table that is full."""
     settings = (

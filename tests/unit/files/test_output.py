@@ -6,14 +6,17 @@ import itertools
 import os
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from faults import no_room
 from full_disk import full_disk
 from runs import train_over_threads
+from safetensors.numpy import save_file
 
 from data_prep.files import save_array
 from ssmpi import report
@@ -32,7 +35,7 @@ from ssmpi.report import plot
 from ssmpi.report.page import drawings
 from ssmpi.run import run_lock
 from ssmpi.tools.export import export
-from ssmpi.tools.tensor_files import BEGIN, write_safetensors, write_torch
+from ssmpi.tools.tensor_files import SAFETENSORS, TORCH, write_safetensors, write_torch
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +199,15 @@ def test_only_a_killed_writers_file_is_removed_by_the_next_one(tmp_path):
     assert files(tmp_path) == [other.relative_to(tmp_path), Path("file")]
 
 
+def test_a_report_replaces_no_page_or_picture_of_others(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("ssmpi.report.page._draw", lambda *_: pytest.fail("drew the pictures first"))
+    for name in ("report.html", "report-curves.png"):
+        (tmp_path / name).write_text("<!DOCTYPE html><title>mine</title>")
+        with pytest.raises(UserError, match=f"{name}: is there, and not an earlier output"):
+            report.write([report.read(run)], tmp_path / "report.html")
+        (tmp_path / name).unlink()
+
+
 def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, monkeypatch):
     monkeypatch.setattr("ssmpi.checkpoint.model_files.load_tables", lambda *_: pytest.fail("read the model first"))
     for kind in ("torch", "onnx"):
@@ -206,14 +218,32 @@ def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, mon
         report.write([report.read(run)], tmp_path)
 
 
-@pytest.mark.parametrize("write", [write_torch, write_safetensors])
-def test_an_export_replaces_an_export_and_no_text(tmp_path, write):
-    path = tmp_path / "there"
-    write({"w": np.ones(3, np.float32)}, path)
-    atomic_file.check_replaceable(path, BEGIN)
-    path.write_text("\\section{Notes}\n")  # a brace where the JSON of safetensors begins
+ONE = {"w": np.ones(3, np.float32)}
+FOREIGN = {
+    "zip": (lambda path: zipfile.ZipFile(path, "w").writestr("photo.jpg", b"p" * 99), TORCH),
+    "torch": (lambda path: torch.save({"w": torch.ones(3)}, path), TORCH),
+    "safetensors": (lambda path: save_file(ONE, path, {"format": "pt", "model": "resnet"}), SAFETENSORS),
+    "text": (lambda path: path.write_text("\\section{Notes}\n"), SAFETENSORS),  # a brace where the JSON begins
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_only_an_export_of_ssmpi_is_replaced_by_one(tmp_path, kind):
+    path, (write, mark) = tmp_path / "there", FOREIGN[kind]
+    write(path)
     with pytest.raises(UserError, match="not an earlier output of this command"):
-        atomic_file.check_replaceable(path, BEGIN)
+        atomic_file.check_replaceable(path, mark)
+
+
+@pytest.mark.parametrize(("write", "mark"), [(write_torch, TORCH), (write_safetensors, SAFETENSORS)])
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_an_export_replaces_an_export(tmp_path, write, mark, size):
+    path = tmp_path / "there"
+    write({"w": np.arange(size, dtype=np.float32)}, path)
+    atomic_file.check_replaceable(path, mark)
+    if mark is TORCH:  # the mark is in the way of nobody
+        assert torch.load(path, weights_only=True)["w"].tolist() == list(range(size))
+        assert torch.load(path, weights_only=True, mmap=True)["w"].tolist() == list(range(size))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 """``ssmpi export --since`` and ``ssmpi apply``: an export with the deltas since is the next export, to the bit."""
 
+import hashlib
+import json
+import re
 import shutil
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -126,12 +130,21 @@ def damaged(path):
     path.write_bytes(path.read_bytes()[:100])
 
 
+def changed(path, change):
+    """Write a delta anew, with its arrays or metadata changed, and the checksum of these."""
+    found = delta.TensorFile.read(path)
+    change(found.arrays, found.about)
+    tensor_files.write_safetensors(found.arrays, path, found.about)
+
+
 def without_rows(path):
-    arrays = load_file(path)
-    with tensor_files.safetensors().safe_open(path, framework="numpy") as file:
-        about = file.metadata()
-    del arrays["emb_l.0.weight.ids"]
-    save_file(arrays, path, about)
+    changed(path, lambda arrays, about: arrays.pop("emb_l.0.weight.ids"))
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
 
 
 WRONG = {
@@ -145,6 +158,8 @@ WRONG = {
     "no delta": (("apply", "day0", "day1"), "no delta: name what 'ssmpi export --since' wrote"),
     "a cut delta": (("apply", "day0", "cut"), "not a readable file of safetensors"),
     "a delta that lacks an array": (("apply", "day0", "lacking"), "damaged: it has no 'emb_l.0.weight.ids'"),
+    "a delta with another bit": (("apply", "day0", "flipped"), "flipped: damaged: its SHA-256 is not the one that was"),
+    "a base with another bit": (("apply", "flipped base", "delta1"), "flipped base: damaged: its SHA-256 is not"),
 }
 
 
@@ -155,7 +170,9 @@ def test_wrong_files_are_refused(whole, tmp_path, capsys, case):
         shutil.copy(name, tmp_path)
     save_file(load_file(whole / "day0"), tmp_path / "unnamed")
     (tmp_path / "text").write_text("text")
-    for name, body in (("cut", damaged), ("lacking", without_rows)):
+    shutil.copy(whole / "day0", tmp_path / "flipped base")
+    flip_a_bit(tmp_path / "flipped base")
+    for name, body in (("cut", damaged), ("lacking", without_rows), ("flipped", flip_a_bit)):
         shutil.copy(whole / "delta1", tmp_path / name)
         body(tmp_path / name)
     assert ssmpi(word, *(tmp_path / name for name in names), "--output", tmp_path / "found") == 2
@@ -163,6 +180,121 @@ def test_wrong_files_are_refused(whole, tmp_path, capsys, case):
     assert errors.count("error:") == 1
     assert said in errors
     assert not (tmp_path / "found").exists()
+
+
+IDS, VALUES, BIAS = "emb_l.0.weight.ids", "emb_l.0.weight.values", "bot_l.0.bias"
+CRAFTED = {
+    "negative ids": (lambda arrays, about: arrays[IDS].__setitem__(0, -1), f"{IDS} are not those of"),
+    "an id twice": (lambda arrays, about: arrays[IDS].__setitem__(1, arrays[IDS][0]), f"{IDS} are not ascending"),
+    "ids in floats": (lambda arrays, about: arrays.update({IDS: arrays[IDS] * 1.0}), f"{IDS} are not ascending int64"),
+    "new rows that lack": (
+        lambda arrays, about: arrays.update({name: arrays[name][:-1] for name in (IDS, VALUES)}),
+        "are not those of",
+    ),
+    "narrow rows": (lambda arrays, about: arrays.update({VALUES: arrays[VALUES][:, :1]}), f"{VALUES} is float32"),
+    "no number": (lambda arrays, about: arrays[VALUES].fill(np.nan), "emb_l.0.weight has values that are not numbers"),
+    "a dense parameter of another shape": (lambda arrays, about: arrays.update({BIAS: np.ones(1, "f4")}), f"{BIAS} is"),
+    "a dense parameter that lacks": (lambda arrays, about: arrays.pop(BIAS), f"it has no {BIAS}"),
+    "rows that are no object": (lambda arrays, about: about.update(rows="[1]"), "not of the expected kinds"),
+    "rows that are too deep": (lambda arrays, about: about.update(rows="[" * 9999), "nested more than"),
+    "2^60 rows": (lambda arrays, about: about.update(rows=f'{{"emb_l.0.weight": {2**60}}}'), "are not those of"),
+}
+
+
+@pytest.mark.parametrize("case", CRAFTED)
+def test_a_crafted_delta_is_refused(whole, tmp_path, case):
+    change, said = CRAFTED[case]
+    shutil.copy(whole / "delta1", tmp_path / "crafted")
+    changed(tmp_path / "crafted", change)
+    with pytest.raises(DataError, match=f"crafted: damaged: .*{re.escape(said)}"):
+        delta.apply(whole / "day0", [tmp_path / "crafted"], tmp_path / "found")
+    assert not (tmp_path / "found").exists()
+
+
+def test_files_of_earlier_versions_have_no_checksum(whole, tmp_path):
+    for name in ("day0", "delta1"):
+        found = delta.TensorFile.read(whole / name)
+        save_file(found.arrays, tmp_path / name, {"format": "pt", **found.about})
+    delta.apply(tmp_path / "day0", [tmp_path / "delta1"], tmp_path / "found")
+    assert_equal(load_file(tmp_path / "found"), load_file(whole / "day1"))
+
+
+def crafted_model(folder, run, change, files="dense.h5"):
+    """A model whose manifest agrees with its changed files."""
+    model = Path(shutil.copytree(run.folder, folder / "run")) / "model"
+    for path in model.glob(files):
+        with h5py.File(path, "r+") as saved:
+            change(saved)
+    manifest = json.loads((model / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        content = (model / entry["file"]).read_bytes()
+        entry |= {"bytes": len(content), "checksum": hashlib.sha256(content).hexdigest()}
+    (model / "manifest.json").write_text(json.dumps(manifest))
+    return model.parent
+
+
+def elsewhere(saved):
+    shape = saved["bottom.0.bias"].shape
+    Path(saved.filename).with_name("secret").write_bytes(bytes(4 * shape[0]))
+    del saved["bottom.0.bias"]
+    saved.create_dataset("bottom.0.bias", shape, "f4", external=[("secret", 0, 4 * shape[0])])
+
+
+def linked(saved):
+    saved.move("bottom.0.bias", "other")
+    saved["bottom.0.bias"] = h5py.ExternalLink("dense.h5", "other")
+
+
+def grouped(saved):
+    del saved["bottom.0.bias"]
+    saved.create_group("bottom.0.bias")
+
+
+MODELS = {
+    "missing": (lambda saved: saved.__delitem__("bottom.0.bias"), "parameter bottom.0.bias is nothing"),
+    "narrow": (lambda saved: saved.move("top.0.bias", "x") or saved.move("bottom.0.bias", "top.0.bias"), "parameter "),
+    "no number": (lambda saved: saved["bottom.0.bias"].__setitem__(0, np.nan), "not all of its parameters are numbers"),
+    "in another file": (elsewhere, "the values of /bottom.0.bias are in another file"),
+    "a link": (linked, "bottom.0.bias is a link"),
+    "a group": (grouped, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_crafted_model_is_not_exported(dlrm, tmp_path, case):
+    change, said = MODELS[case]
+    run = crafted_model(tmp_path, dlrm[0], change)
+    for kind in ("safetensors", "onnx"):
+        with pytest.raises(DataError, match=said):
+            export(run, kind, tmp_path / "found")
+    with pytest.raises(DataError, match=said):
+        delta.export_since(run, str(dlrm[0].folder), tmp_path / "found")
+
+
+def stripes_that_overlap(saved):
+    for group in saved.values():
+        group["weights"].attrs["first"] = 0
+
+
+def cardinalities_that_differ(saved):
+    for group in saved.values():
+        group["weights"].attrs["cardinality"] = 2**60
+
+
+ROWS = {
+    "lack": (stripes_that_overlap, "rows of table 0 are missing, or not numbers|has .* rows, this model"),
+    "are too many": (cardinalities_that_differ, "has 1,152,921,504,606,846,976 rows, this model"),
+    "are no numbers": (lambda saved: next(iter(saved.values()))["weights"].__setitem__(0, np.inf), "not numbers"),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_that_are_none_are_not_exported(dlrm, tmp_path, case):
+    """As where stripes of a table overlap: as many rows as there should be, but not each."""
+    change, said = ROWS[case]
+    run = crafted_model(tmp_path, dlrm[0], change, "embedding-*.h5")
+    with pytest.raises(DataError, match=said):
+        export(run, "safetensors", tmp_path / "found")
 
 
 def test_wrong_words_are_refused(dlrm, whole, tmp_path, capsys):
