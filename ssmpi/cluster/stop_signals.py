@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
+from ssmpi.comm import signals
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 POLL_SECONDS = 0.1
@@ -68,7 +70,7 @@ class StopSignals:
         between would end this process and leave the job behind.
         """
         for signum in STOP_SIGNALS:
-            signal.signal(signum, self.take)
+            signals.handle(signum, self.take)
 
     def follow(self, job: LauncherProcess, stopping: Callable[[], None]) -> None:
         """Forward signals to ``job``, including those received already. ``stopping`` is called when the stop begins."""

@@ -9,7 +9,9 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 AGAIN_SECONDS = (
@@ -28,7 +30,15 @@ def listen() -> None:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     _woken.register(reading, select.POLLIN)
     for signum in STOP_SIGNALS:
-        signal.signal(signum, _note)
+        handle(signum, _note)
+
+
+def handle(signum: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
+    """Install a handler and return the one before. A signal that whoever started this process ignores, as ``nohup``
+    does, stays ignored.
+    """
+    before = signal.getsignal(signum)
+    return before if before == signal.SIG_IGN else signal.signal(signum, handler)
 
 
 def ignore_stops() -> None:

@@ -18,6 +18,7 @@ from ssmpi.bench.harness.results import JobResult, together
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.cluster import child_process, launch
 from ssmpi.cluster.session_folder import session_folder
+from ssmpi.comm import signals
 from ssmpi.core.errors import PeerError
 from ssmpi.files.run_files import VERSIONS
 from ssmpi.host.mpi_environment import PYTHON
@@ -135,7 +136,7 @@ def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[s
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C, by an exception, so jobs and files of the block are cleaned up."""
-    before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    before = signals.handle(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
         yield
     finally:

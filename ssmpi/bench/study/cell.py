@@ -18,6 +18,7 @@ from typing import IO
 
 from ssmpi.bench.study.grid import Cell, Study
 from ssmpi.cluster import child_process
+from ssmpi.comm import signals
 from ssmpi.config import differences, load
 from ssmpi.core import settings
 from ssmpi.core.errors import STOPPED, SettingsError, UserError
@@ -103,7 +104,7 @@ def _launched(where: CellFiles, limit: float, lock: IO[str], site: str) -> int:
         told.append(signum)
         job.send_signal(signum)
 
-    before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
+    before = {signum: signals.handle(signum, forward) for signum in FORWARDED}
     try:
         code = job.wait(limit)
         return STOPPED if told else code

@@ -1,6 +1,8 @@
 """Which second signals end a job that is saving, by a clock of the test's own."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -128,3 +130,22 @@ def test_a_signal_between_two_starts_ends_the_pause():
     stops.take(INT)
     assert (stops.received, stops.begun, job.sent) == ({TERM, INT}, False, [])
     stops.pause(1e9)
+
+
+IGNORED = """
+import signal
+from ssmpi.cluster.stop_signals import StopSignals
+from ssmpi.comm import signals
+for signum in (signal.SIGHUP, signal.SIGINT):
+    signal.signal(signum, signal.SIG_IGN)
+signals.listen()
+StopSignals().listen()
+listening = [signum for signum in (*signals.STOP_SIGNALS, signal.SIGHUP) if callable(signal.getsignal(signum))]
+print(*sorted(signum.name for signum in listening))
+"""
+
+
+def test_a_signal_that_was_ignored_stays_ignored():
+    """As SIGHUP with nohup, and SIGINT in the background of a script."""
+    done = subprocess.run([sys.executable, "-c", IGNORED], capture_output=True, text=True)
+    assert done.stdout.split() == ["SIGTERM", "SIGUSR1", "SIGUSR2"], done.stderr
