@@ -45,17 +45,22 @@ def check_ranks(parsed: argparse.Namespace) -> None:
     if found > 1 and not parsed.ranks:
         own = ", which starts the ranks itself" if parsed.parser.prog == "ssmpi launch" else ""
         raise UserError(
-            f"'{parsed.parser.prog}' runs in one process{own}, not in {found}: start it without mpirun or srun"
+            f"'{parsed.parser.prog}' runs in one process{own}, not in {found}: start it without mpirun or srun."
+            f" {launcher_env.another_jobs()}"
         )
 
 
 def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse, with overrides before or after options; under a launcher only the first rank prints what is wrong."""
+    """Parse, with overrides before or after options; under a launcher the first rank says what is wrong, and the others
+    only if they have not been ended by then.
+    """
+    said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(io.StringIO()) if launcher_env.rank() else contextlib.nullcontext():
+        with contextlib.redirect_stderr(said) if launcher_env.rank() else contextlib.nullcontext():
             return parse_overrides(top, arguments)
     except SystemExit:
         failure.defer_to_rank_0()
+        sys.stderr.write(said.getvalue())
         raise
 
 

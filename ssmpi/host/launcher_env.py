@@ -40,12 +40,12 @@ def is_single_process() -> bool:
 
 
 def check(size: int, library: str) -> None:
-    """Raise TopologyError unless MPI sees all ranks that the launcher started; SystemExit on all but the first rank."""
+    """Raise TopologyError unless MPI sees all ranks that the launcher started. Each of them raises it: variables of
+    another job may call a process that is alone any rank.
+    """
     expected = ranks()
     if expected in (None, size):
         return
-    if rank():  # each thinks it is rank 0, and fails here
-        raise SystemExit(2)
     launcher = "srun" if started_by_srun() else "the launcher"
     fitting = "pmix" if "Open MPI" in library else "pmi2"
     remedy = (
@@ -56,8 +56,16 @@ def check(size: int, library: str) -> None:
     )
     raise TopologyError(
         f"{launcher} started {expected} ranks but MPI sees {size}: it does not match this MPI ({library}), and each "
-        f"rank would run as a separate job; {remedy}"
+        f"rank would run as a separate job; {remedy}. {another_jobs()}"
     )
+
+
+def another_jobs() -> str:
+    """What to do about variables of a launcher that has not started this process: shells and containers inherit
+    them.
+    """
+    names = dict.fromkeys(name for name in (*RANKS_VARIABLES, *RANK_VARIABLES) if name in os.environ)
+    return f"If no launcher started this process, the variables are another job's: unset {' '.join(names)}"
 
 
 def delay_first_message() -> None:

@@ -1,6 +1,7 @@
 """What is typed wrong is answered with the word that was probably meant and the usage of that command."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ import pytest
 from runs import write_run_file
 
 from ssmpi import cli
+from ssmpi.comm import failure
+from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import dump
+from ssmpi.host import launcher_env
 
 
 def refused(capsys, *words):
@@ -89,3 +93,26 @@ def test_a_plot_that_finds_no_room_fails_no_finished_run(tmp_path, small_data):
     assert "error: no plot: [Errno 28] No space left on device" in done.stderr
     assert json.loads((Path(config.run.folder) / "result.json").read_text())["status"] == "complete"
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("evaluate",), "ssmpi evaluate: error: the following arguments are required: run\n"),
+        (("summary", "run"), "unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK\n"),
+    ],
+)
+def test_variables_of_another_job_silence_no_error(monkeypatch, capsys, words, answer):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    monkeypatch.setattr(failure, "DEFER_SECONDS", 0.0)
+    assert refused(capsys, *words).endswith(answer)
+
+
+def test_a_process_that_is_alone_says_so_whatever_rank_it_is_called(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("OMPI_COMM_", "PMI_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "1")
+    with pytest.raises(TopologyError, match="started 2 ranks but MPI sees 1: .* unset PMI_SIZE PMI_RANK"):
+        launcher_env.check(1, "an MPI")
