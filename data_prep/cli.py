@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import math
 import os
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from data_prep.ranks import BadRowError, Ranks, describe, join
 from ssmpi.core.errors import UserError
+from ssmpi.host.startup import print_any_text
 
 GIB = 1 << 30
 MOST_GIB = 1 << 20
@@ -28,9 +28,7 @@ LATE = {  # module and help; imported on demand, because only they need compiled
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 unexpected, 2 bad input (damage that ``verify`` finds too) or usage, 130
     interrupted."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # print paths that the terminal's encoding cannot represent
-            stream.reconfigure(errors="backslashreplace")
+    print_any_text()
     try:
         ranks = join()
     except UserError as error:

@@ -16,12 +16,14 @@ from ssmpi.comm import failure
 from ssmpi.core.errors import UserError
 from ssmpi.host import launcher_env
 from ssmpi.host.mpi_environment import home
+from ssmpi.host.startup import print_any_text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code: 0 done, 1 failed, 2 an error that the user can fix, 85 stopped on
     request, 86 a rank or a host was lost.
     """
+    print_any_text()
     os.environ |= home()
     parsed = parse(parser(), arguments)
     try:

@@ -64,6 +64,8 @@ def json_problem(error: Exception) -> str:
         return f"not JSON at line {error.lineno}, column {error.colno}" if error.doc.strip() else "empty"
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text at byte {error.start}"
+    if isinstance(error, UnicodeEncodeError):  # of its path
+        return f"this locale's encoding of file names ({error.encoding}) lacks a letter of its path: set PYTHONUTF8=1"
     if isinstance(error, KeyError):
         return f"it has no {error.args[0]!r}"
     if isinstance(error, OSError):

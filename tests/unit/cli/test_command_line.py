@@ -1,5 +1,6 @@
 """What is typed wrong is answered with the word that was probably meant and the usage of that command."""
 
+import io
 import json
 import os
 import subprocess
@@ -116,3 +117,14 @@ def test_a_process_that_is_alone_says_so_whatever_rank_it_is_called(monkeypatch)
     monkeypatch.setenv("PMI_RANK", "1")
     with pytest.raises(TopologyError, match="started 2 ranks but MPI sees 1: .* unset PMI_SIZE PMI_RANK"):
         launcher_env.check(1, "an MPI")
+
+
+def test_a_name_that_the_encoding_lacks_is_printed_escaped(monkeypatch):
+    """As with PYTHONIOENCODING=latin-1."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    monkeypatch.setattr("ssmpi.tools.inspect.describe", lambda run, checksums: (str(run), True))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["inspect", "run ン"])
+    assert ended.value.code == 0
+    assert written.getvalue() == b"run \\u30f3\n"

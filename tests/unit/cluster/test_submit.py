@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -304,6 +305,23 @@ def test_launch_for_slurm_outside_a_job_is_refused(run_file, monkeypatch, capsys
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     assert command("launch", run_file, "--site", JOBS / "sites" / "openmpi.toml", "--dry-run") == 2
     assert "submit it with 'ssmpi submit', or launch without --site" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "code"),
+    [("login,n[01-12,20]", 0), ("n07", 0), ("n7,n[8-9]", 2), ("m[01-12]", 2), ("n[", 2), (None, 2)],
+)
+def test_slurms_variables_for_other_hosts_are_named(run_file, monkeypatch, capsys, nodes, code):
+    """mpirun obeys them: the ranks ran there, or the launch ended with 86 and 'launch it again'."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "n07.cluster")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    if nodes:
+        monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
+    assert command("launch", run_file, *TOPOLOGY, "--dry-run") == code
+    assert (
+        f"SLURM_JOB_NODELIST is '{nodes or ''}', and this host, n07.cluster, is" in capsys.readouterr().err
+    ) == bool(code)
 
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
