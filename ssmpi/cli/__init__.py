@@ -15,7 +15,7 @@ from ssmpi.cli.arguments import parser
 from ssmpi.comm import failure
 from ssmpi.core.errors import UserError
 from ssmpi.host import launcher_env
-from ssmpi.host.mpi_environment import home
+from ssmpi.host.mpi_environment import home, remove_binding
 from ssmpi.host.startup import print_any_text
 
 
@@ -25,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     print_any_text()
     os.environ |= home()
-    parsed = parse(parser(), arguments)
+    parsed, bound = parse(parser(), arguments), remove_binding()
+    if bound and (parsed.ranks or parsed.parser.prog == "ssmpi launch") and not launcher_env.rank():
+        failure.say(bound)
     try:
         check_ranks(parsed)
         code = parsed.command(parsed)

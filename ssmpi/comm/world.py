@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -227,22 +227,35 @@ class World:
         """
         neighbours = self._job.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         here = neighbours.allgather((self.role, frozenset(os.sched_getaffinity(0))))
-        roles = [role for role, _ in here]
-        same_role_here, workers = roles.count(self.role), sum(map(self.topology.worker_threads, roles))
+        roles, threads = [role for role, _ in here], self.topology.threads
         cores = len(frozenset().union(*(cores for _, cores in here)))
-        share = shadow_share(roles, self.topology.threads, cores)
-        if workers <= cores or neighbours.rank:
-            return same_role_here, share, ""
-        text = (
-            f"over-subscribed: {workers} worker threads of {len(here)} ranks share {cores} cores of host {self.host}; "
-            "fewer threads or trainers would do the same work with less switching"
-        )
-        return same_role_here, share, text
+        warning = "" if neighbours.rank else over_subscription(self.host, here, threads)
+        return roles.count(self.role), shadow_share(roles, threads, cores), warning
 
     def _conversation(self, name: str) -> Conversation:
         """A communicator of the ranks that this one talks to, in rank order; its color is the first of them."""
         comm = self._job.comm.Split(self.topology.conversation_of(name, self.rank)[0], self.rank)
         return self._kind(comm, self.topology.directory(name, self.rank), meter(self.traffic, name))
+
+
+def over_subscription(host: str, ranks: Sequence[tuple[Role, Collection[int]]], threads: int) -> str:
+    """A warning if the worker threads of all ``ranks`` of a host, or of one, outnumber the cores that they may use;
+    else empty.
+    """
+    bound = [cores for role, cores in ranks if role is Role.TRAINER]
+    workers, cores = threads * len(bound), len(set().union(*(cores for _, cores in ranks)))
+    if workers > cores:
+        return (
+            f"over-subscribed: {workers} worker threads of {len(ranks)} ranks share {cores} cores of host {host}; "
+            "fewer threads or trainers would do the same work with less switching"
+        )
+    fewest = min(map(len, bound), default=threads)
+    if threads > fewest:
+        return (
+            f"over-subscribed: {threads} worker threads of a trainer are bound to {fewest} of host {host}'s cores; "
+            "'ssmpi doctor', started as this job is, says how to change that"
+        )
+    return ""
 
 
 def shadow_share(roles: list[Role], threads: int, cores: int) -> float:

@@ -24,6 +24,8 @@ from typing import Protocol
 from ssmpi.host import launcher_env, memory_folder
 
 THREADS = {"OMP_NUM_THREADS": ("1", "every worker thread starts threads of its own, and they fight for the cores")}
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # of OpenMP's threads to cores
+UNBOUND = ("", "false", "none", "disabled")
 OPEN_MPI = {  # name: value, and the cost of not setting it
     "OMPI_MCA_mpi_yield_when_idle": ("1", "waiting ranks spin, each on a core that a trainer needs"),
     "OMPI_MCA_pml": ("ob1", "start-up takes a second longer, looking for fabrics that are not there"),
@@ -64,6 +66,15 @@ def home() -> dict[str, str]:
         return {"HOME": pwd.getpwuid(os.geteuid()).pw_dir}
     except KeyError:  # a number without a name, in a container
         return {"HOME": tempfile.gettempdir()}
+
+
+def remove_binding() -> str:
+    """Remove the variables that bind OpenMP's threads, before torch loads OpenMP: it would bind the main thread to one
+    core, and worker threads inherit that. A warning that names them; empty if none would bind anything.
+    """
+    removed = {name: os.environ.pop(name) for name in BINDING if name in os.environ}
+    shown = " ".join(f"{name}={value}" for name, value in removed.items() if value.lower() not in UNBOUND)
+    return shown and f"warning: {shown} is ignored: it would put all worker threads of a rank on one core"
 
 
 class LauncherSettings(Protocol):

@@ -115,7 +115,7 @@ def test_a_process_that_is_alone_says_so_whatever_rank_it_is_called(monkeypatch)
         monkeypatch.delenv(name)
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setenv("PMI_RANK", "1")
-    with pytest.raises(TopologyError, match="started 2 ranks but MPI sees 1: .* unset PMI_SIZE PMI_RANK"):
+    with pytest.raises(TopologyError, match=r"started 2 ranks but MPI sees 1: .* unset PMI_SIZE PMI_RANK"):
         launcher_env.check(1, "an MPI")
 
 

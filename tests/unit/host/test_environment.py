@@ -12,6 +12,8 @@ import pytest
 
 from ssmpi.cluster.session_folder import remove_abandoned
 from ssmpi.cluster.site import Launcher
+from ssmpi.comm.world import over_subscription
+from ssmpi.core.topology import Role
 from ssmpi.host import memory_folder
 from ssmpi.host import mpi_environment as env
 from ssmpi.model import blas, brgemm, processor, program
@@ -142,6 +144,27 @@ def test_doctor_says_that_a_rank_is_bound(bare):
     assert "srun --cpu-bind=none" in line
 
 
+UNBOUND = """
+import os
+from ssmpi import cli
+cores = os.sched_getaffinity(0)
+try:
+    cli.main(["doctor", "--clean", "nowhere"])
+except SystemExit:
+    import torch
+print(cores == os.sched_getaffinity(0))
+"""
+
+
+@pytest.mark.parametrize("setting", ["OMP_PROC_BIND=close", "OMP_PLACES=cores", "GOMP_CPU_AFFINITY=0", "KMP_AFFINITY="])
+def test_variables_that_bind_threads_are_removed_and_named(bare, setting):
+    """Worker threads inherited the one core of the main thread, and trained at half the speed."""
+    bare.setenv(*setting.split("="))
+    done = subprocess.run([sys.executable, "-c", UNBOUND], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+    assert (f"warning: {setting} is ignored" in done.stderr) == (not setting.endswith("="))
+
+
 def test_shared_memory_is_for_several_ranks_and_for_who_asks_for_it(bare):
     name = "OMPI_MCA_btl"
 
@@ -195,6 +218,20 @@ def test_doctor_counts_the_cores_of_all_ranks_of_a_host():
     """mpirun binds each of two ranks to a core of its own."""
     assert not over_subscribed([[0], [1]])
     assert over_subscribed([[0, 1], [0, 1], [1]]).startswith("over-subscribed: 3 ranks on 2 core(s).")
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ([{0, 1}, {2}], ""),
+        ([{0}, {1, 2}], "2 worker threads of a trainer are bound to 1 of host h's cores"),
+        ([{0}, {0}], "2 worker threads of 2 ranks share 1 cores of host h"),
+    ],
+)
+def test_a_trainer_with_fewer_cores_than_threads_is_warned_of(bound, words):
+    found = over_subscription("h", list(zip((Role.TRAINER, Role.EMBEDDING_PS), bound, strict=True)), threads=2)
+    assert words in found
+    assert bool(found) == bool(words)
 
 
 def test_doctor_says_what_memory_outlives_a_killed_rank(tmp_path):
