@@ -25,7 +25,8 @@ from ssmpi.data.schema import (
     open_shard,
     read_manifest,
 )
-from ssmpi.data.shard_columns import Columns, Lists, read_columns
+from ssmpi.data.shard_columns import Lists, read_columns
+from ssmpi.data.values import bad_values, times
 from ssmpi.files import hdf5
 
 
@@ -136,66 +137,22 @@ def _content(shard: h5py.File, entry: ShardEntry, manifest: Manifest) -> Iterato
         columns = replace(columns, label=None)
     if columns.checksum != entry.checksum:
         yield "the checksum of the columns is not the one in the manifest"
-    yield from _bad_values(columns, manifest)
+    yield from bad_values(columns, manifest)
+    if columns.lists:
+        yield from _long_lists(columns.lists, manifest)
     if columns.label is not None and int(np.count_nonzero(columns.label)) != entry.positives:
         yield f"{np.count_nonzero(columns.label):,} clicked rows, the manifest says {entry.positives:,}"
 
 
-def _bad_values(columns: Columns, manifest: Manifest) -> Iterator[str]:
-    """The first impossible value of each kind."""
-    dense, label = columns.dense, columns.label
-    yield from _bad_ids(columns, manifest)
-    if columns.lists:
-        yield from _bad_lists(columns.lists, manifest)
-    rows, places = np.nonzero(~np.isfinite(dense))
-    if len(rows):
-        name = manifest.features.dense[places[0]]
-        yield f"row {rows[0]}: {name} is {dense[rows[0], places[0]]}{_times(len(rows))}"
-    if label is not None and len(rows := np.flatnonzero(label > 1)):
-        yield f"row {rows[0]}: label {label[rows[0]]} is not 0 or 1{_times(len(rows))}"
-
-
-def _bad_ids(columns: Columns, manifest: Manifest) -> Iterator[str]:
-    ids, names = columns.ids, manifest.features.one_id
-    limits = _limits(names, manifest)
-    rows, places = np.nonzero((ids < 0) | (ids >= np.maximum(limits, 1)))
-    if len(rows):
-        row, f = int(rows[0]), int(places[0])
-        yield f"row {row}: id {ids[row, f]} of {names[f]} is outside [0, {limits[f]}){_times(len(rows))}"
-
-
-def _bad_lists(lists: Lists, manifest: Manifest) -> Iterator[str]:
-    names, of, lengths = manifest.features.list_names, lists.features, lists.lengths
-    limits = _limits(names, manifest)
-    bad = np.flatnonzero((lists.ids < 0) | (lists.ids >= np.maximum(limits, 1)[of]))
-    if len(bad):
-        f = of[bad[0]]
-        what = f"id {lists.ids[bad[0]]} of {names[f]} is outside [0, {limits[f]})"
-        yield f"row {_row_of(lists, bad[0])}: {what}{_times(len(bad))}"
+def _long_lists(lists: Lists, manifest: Manifest) -> Iterator[str]:
+    """The first list that is longer than the manifest allows."""
+    names, lengths = manifest.features.list_names, lists.lengths
     longest = np.array([manifest.features.lists[name].longest for name in names])
     rows, places = np.nonzero(lengths > longest)
     if len(rows):
         row, f = rows[0], places[0]
         what = f"{lengths[row, f]:,} ids of {names[f]}, whose longest list has {longest[f]:,}"
-        yield f"row {row}: {what}{_times(len(rows))}"
-    if lists.weights is not None and len(bad := np.flatnonzero(~np.isfinite(lists.weights))):
-        what = f"a weight of {names[of[bad[0]]]} is {lists.weights[bad[0]]}"
-        yield f"row {_row_of(lists, bad[0])}: {what}{_times(len(bad))}"
-
-
-def _limits(names: Sequence[str], manifest: Manifest) -> np.ndarray:
-    """The cardinalities of some sparse features."""
-    of = dict(zip(manifest.features.sparse, manifest.cardinalities, strict=True))
-    return np.array([of[name] for name in names], np.int64)
-
-
-def _row_of(lists: Lists, at: int) -> int:
-    """The row whose lists the id at a place is in."""
-    return int(np.searchsorted(lists.ends[:, -1], at, side="right"))
-
-
-def _times(count: int) -> str:
-    return f" (the first of {count:,} such values)" if count > 1 else ""
+        yield f"row {row}: {what}{times(len(rows))}"
 
 
 def _strangers(folder: Path, manifest: Manifest) -> Iterator[Finding]:

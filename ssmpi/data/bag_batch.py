@@ -62,10 +62,6 @@ class BagBatch(Batch):
             mine.room.reserve(needed)
 
 
-class ListError(ValueError):
-    """The ends of lists make no sense."""
-
-
 class ListReader:
     """Reads the lists of one data set's rows."""
 
@@ -84,8 +80,7 @@ class ListReader:
         before = min(first, 1)
         columns.read_rows(file, places["list_ends"][0], first - before, ends[1 - before :])
         start, stop = int(ends[0, -1]), int(ends[-1, -1])
-        if not 0 <= start <= stop <= places["list_ids"][1] // 4:
-            raise ListError(f"the lists of its rows from {first} on end at {start:,} and {stop:,}")
+        columns.check_span(first, start, stop, places)
         one_id, listed = np.empty((rows, self._one_id), np.int32), np.empty(stop - start, np.int32)
         weights = np.empty(stop - start if self._weighted else 0, np.float32)
         room.reserve(stop - start + one_id.size)
@@ -98,7 +93,7 @@ class ListReader:
             columns.read_rows(file, places["list_weights"][0], start, weights)
         bad = _merge((one_id, ends, listed, weights), self._kinds, (out.ids.starts, room.ids, room.weights))
         if bad >= 0:
-            raise ListError(f"the ends of the lists of its row {first + bad} do not ascend")
+            raise columns.ListError(f"the ends of the lists of its row {first + bad} do not ascend")
 
 
 @njit(cache=True, nogil=True)

@@ -14,7 +14,7 @@ import numpy as np
 from ssmpi.core.errors import DamageError, DataError
 from ssmpi.core.settings import COUNT, require, within
 from ssmpi.data import columns
-from ssmpi.data.bag_batch import BagBatch, ListError, ListReader
+from ssmpi.data.bag_batch import BagBatch, ListReader
 from ssmpi.data.batch import Batch
 from ssmpi.data.schema import MAKE_AGAIN, Manifest, open_shard, read_manifest
 
@@ -149,7 +149,7 @@ class SplitReader:
                     out.labels[:] = labels
         except OSError as error:
             raise DataError(f"{path}: rows {block.start} to {block.stop} cannot be read ({error})") from error
-        except ListError as error:
+        except columns.ListError as error:
             raise DamageError(path, str(error), MAKE_AGAIN) from error
         return out
 

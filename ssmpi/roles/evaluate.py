@@ -13,6 +13,7 @@ import numpy as np
 
 from ssmpi.comm.failure import start
 from ssmpi.comm.waiting import WaitOptions, wait
+from ssmpi.core.errors import DIVERGED, TrainingError
 from ssmpi.core.quality import BINS, Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
@@ -78,6 +79,7 @@ class Evaluator:
     ) -> tuple[Quality, dict[str, float]] | None:  # fmt: skip
         """The quality of ``vector`` on some blocks, and metrics that do not follow from it, the same on every trainer;
         None if a trainer was asked to stop meanwhile. Also waits for the threads that are ``checking`` the rows.
+        TrainingError if a score is not finite.
         """
         trainers, group = self.world.trainers, reader.manifest.group
         parts = [ThreadScores(groups=GroupScores(group)) for _ in range(self.world.topology.threads)]
@@ -99,6 +101,11 @@ class Evaluator:
         end = words.size - passed.size
         edge = end - 2 * BINS
         quality = Quality(words[edge:end].astype(np.int64).reshape(2, BINS), words[1:edge])
+        if quality.sums[0] < sum(reader.blocks[number].rows for number in blocks):
+            raise TrainingError(
+                f"{reader.folder}: rows that were scored have scores that are not finite: {DIVERGED}, or their values "
+                "are far too large"
+            )
         densities = counted[0].densities(words[end:].reshape(passed.shape))
         by_group = gauc([part.groups for part in parts], words[1], trainers, waiting)
         return quality, {**by_group, **densities}

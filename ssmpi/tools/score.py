@@ -122,6 +122,11 @@ def predict(run: Path, source: ScoringInput, file: Path) -> int:
         rows = 0
         with atomic_file.whole(file) as beside, beside.open("w", encoding="ascii") as out:
             for batch, logits in scorer.scores(_batches(saved, source)):
+                if len(bad := np.flatnonzero(~np.isfinite(logits))):
+                    raise DataError(
+                        f"{source.path}: row {rows + bad[0] + 1:,} of those to score has no finite score: its values "
+                        "are far too large, or the model's weights are not finite"
+                    )
                 np.savetxt(out, 1.0 / (1.0 + np.exp(-logits.astype(np.float64))), fmt="%.8f")
                 rows += len(batch)
     print(f"{rows:,} scores in {file}")

@@ -137,7 +137,8 @@ def test_ends_that_make_no_sense_are_no_crash(tmp_path, at, value, words):
     )
     write_manifest(data, manifest.__class__(LIST_CARDINALITIES, {"train": split}, True, features=WITH_LISTS))
     reader = SplitReader(data, "train", 100)
-    reader.verify(0)
+    with pytest.raises(DataError, match=r"shard-00000\.h5: .*(do not ascend|end at)"):
+        reader.verify(0)
     with pytest.raises(DataError, match=f"shard-00000.h5: .*{words}"):
         reader.read(reader.blocks[0])
     assert isinstance(lists, Lists)

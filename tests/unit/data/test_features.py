@@ -14,7 +14,6 @@ from runs import train_over_threads, write_run_file
 
 from data_prep.check.design_matrix import DesignMatrix
 from data_prep.check.inspect import describe_folder
-from data_prep.check.verify import _bad_values
 from data_prep.shards.provenance import manifest_checksum
 from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.data_origin import DataOrigin
@@ -23,6 +22,7 @@ from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import SPLITS, Manifest, read_manifest, write_manifest
 from ssmpi.data.shard_columns import Columns
+from ssmpi.data.values import bad_values
 from ssmpi.tools import plan, score
 
 NO_DENSE = Features((), FEW.sparse)
@@ -172,8 +172,8 @@ def test_the_tools_of_preparation_take_them(few):
     (ones,) = np.nonzero(matrix[7, :-3])
     np.testing.assert_array_equal(ones, rows.ids[7] + np.cumsum([0, *FEW_CARDINALITIES[:-1]]))
     np.testing.assert_allclose(matrix[7, -3:], (rows.dense[7] - data.mean) / data.deviation, rtol=1e-6)
-    ids, dense = np.array([[0, 0, 0, 9, 0]]), np.array([[0.0, np.inf, 0.0]])
-    said = list(_bad_values(Columns(ids, dense), read_manifest(few)))
+    ids, dense = np.array([[0, 0, 0, 9, 0]], np.int32), np.array([[0.0, np.inf, 0.0]])
+    said = list(bad_values(Columns(ids, dense), read_manifest(few)))
     assert said == ["row 0: id 9 of colour is outside [0, 9)", "row 0: price is inf"]
 
 

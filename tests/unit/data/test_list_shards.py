@@ -159,8 +159,10 @@ def test_lists_beside_keys_are_refused(copy):
         (lambda c: c.ids.__setitem__((3, 1), 200), "row 3: id 200 of item is outside [0, 200)"),
     ],
 )
-def test_verify_names_a_bad_value(copy, change, words):
-    """Of a set that a faulty program wrote, checksum and all."""
+@pytest.mark.parametrize("slice_bytes", [columns.SLICE, 200])  # all rows at once; a few at a time
+def test_a_bad_value_is_named(copy, monkeypatch, change, words, slice_bytes):
+    """Of a set that a faulty program wrote, checksum and all; before training too."""
+    monkeypatch.setattr(columns, "SLICE", slice_bytes)
     body = json.loads((copy / "manifest.json").read_text())
     entry = body["splits"]["train"]["shards"][0]
     with h5py.File(copy / SHARD) as shard:
@@ -172,6 +174,9 @@ def test_verify_names_a_bad_value(copy, change, words):
     entry["bytes"], entry["checksum"] = write_shard(copy / SHARD, found, {})
     (copy / "manifest.json").write_text(json.dumps(body))
     assert [finding.text for finding in verify(copy)] == [words]
+    manifest = read_manifest(copy)
+    with pytest.raises(DataError, match=re.escape(f"{SHARD}: {words}; correct")):
+        columns.check(copy, manifest.splits["train"].shards[0], manifest)
 
 
 def test_verify_names_a_list_that_is_too_long(copy):

@@ -234,7 +234,7 @@ def rewrite(folder, change):
         ("ids", (3, 4), -1, "row 3: id -1 of C5"),
         ("dense", (7, 0), np.nan, "row 7: I1 is nan"),
         ("dense", (7, 12), np.inf, "row 7: I13 is inf"),
-        ("label", 9, 2, "row 9: label 2 is not 0 or 1"),
+        ("label", 9, 7, "row 9: label 7 is not 0 or 1"),
     ],
 )
 def test_values_out_of_range_are_found(folder, column, at, value, says, capsys):
@@ -242,6 +242,8 @@ def test_values_out_of_range_are_found(folder, column, at, value, says, capsys):
         columns[column][at] = value
 
     bad(folder, capsys, rewrite(folder, change), says)
+    with pytest.raises(DataError, match=rf"shard-00000\.h5: {says}.*; correct or leave out such rows"):
+        SplitReader(folder, "train", 100).verify(0)  # as every run does before it deals rows
 
 
 def test_wrong_counts_are_found(folder, capsys):

@@ -14,8 +14,9 @@ from runs import train_over_threads
 
 from data_prep.cli import main
 from ssmpi.checkpoint.store import read_manifest
-from ssmpi.core.errors import DataError, UserError
+from ssmpi.core.errors import DataError, TrainingError, UserError
 from ssmpi.files import atomic_file
+from ssmpi.model.replica import ThreadModel
 from ssmpi.tools import score
 from ssmpi.tools.export import export
 from ssmpi.tools.score import ScoringInput
@@ -147,6 +148,23 @@ def test_damaged_rows_are_not_scored(project, capsys, alone):
     with pytest.raises(SystemExit):
         score.evaluate(RUN, "test", None)
     assert "shard-00000.h5: damaged" in str(alone[-1].error)
+    assert "NE" not in capsys.readouterr().out
+
+
+def test_a_score_that_is_not_finite_is_refused(project, capsys, monkeypatch):
+    scores = ThreadModel.score
+
+    def overflowing(model, dense, rows):
+        logits = scores(model, dense, rows)
+        logits[7] = np.inf
+        return logits
+
+    monkeypatch.setattr(ThreadModel, "score", overflowing)
+    with pytest.raises(DataError, match="row 8 of those to score has no finite score"):
+        predict("data")
+    assert not Path("scores").exists()
+    with pytest.raises(TrainingError, match="data: rows that were scored have scores that are not finite"):
+        score.evaluate(RUN, "test", None)
     assert "NE" not in capsys.readouterr().out
 
 
