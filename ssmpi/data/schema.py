@@ -24,7 +24,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import h5py
@@ -32,6 +32,7 @@ import numpy as np
 
 from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import ContentError, DamageError, DataError, json_problem
+from ssmpi.core.settings import COUNT
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, Features, GroupColumn
 from ssmpi.data.shard_columns import Columns, kinds
@@ -82,6 +83,11 @@ class ShardEntry:
             number = getattr(self, name)
             if type(number) is not int or number < 0:
                 raise DataError(f"{name} of shard {self.file!r} is {number!r}, not a count")
+        if self.rows > COUNT:
+            raise DataError(f"rows of shard {self.file!r} is {self.rows:,}, and a shard has at most {COUNT:,}")
+        path = PurePosixPath(self.file)
+        if path.is_absolute() or ".." in path.parts:
+            raise DataError(f"shard {self.file!r} lies outside the data folder")
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,9 @@ class Manifest:
         tables, sparse = len(self.cardinalities), len(self.features.sparse)
         if tables != sparse:
             raise DataError(f"{tables} cardinalities, expected {sparse}: one for each sparse feature")
+        for name, rows in zip(self.features.sparse, self.cardinalities, strict=True):
+            if not 0 <= rows <= COUNT:
+                raise DataError(f"{rows:,} ids of feature {name!r}: a feature has from 0 to {COUNT:,}")
         for name in self.features.keyed:
             if rows := self.cardinalities[self.features.sparse.index(name)]:
                 raise DataError(f"{rows} ids of feature {name!r}, which has keys: its cardinality is 0")

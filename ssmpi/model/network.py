@@ -132,11 +132,11 @@ class Network:
     def forms(self) -> dict[str, Form]:
         """The form of every operator, by name."""
         widths, found = self.inputs.widths(), dict[str, Form]()
-        names: list[str] = []
-        for number, operator in enumerate(self.operators):
+        names, operators = set[str](), {operator.name for operator in self.operators}
+        for operator in self.operators:
             place = _place(operator)
             for name in operator.inputs:
-                check_input(place, name, widths, [other.name for other in self.operators[number:]])
+                check_input(place, name, widths, operators)
             if operator.name in widths:
                 raise SettingsError(f"{place}: another operator or an input has its name")
             try:
@@ -148,7 +148,7 @@ class Network:
                     f"{place}: form returned {form!r:.60}, not a Form: return Form(width, parameters, products)"
                 )
             check_names(place, f"{operator.name}.", [name for name, _ in form.parameters], names)
-            names += [name for name, _ in form.parameters]
+            names.update(name for name, _ in form.parameters)
             found[operator.name], widths[operator.name] = form, form.width
         return found
 

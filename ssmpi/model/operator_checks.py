@@ -24,8 +24,8 @@ def check_fields(place: str, operator: DataclassInstance) -> None:
         ) from error
 
 
-def check_input(place: str, name: str, widths: Mapping[str, int], later: Collection[str]) -> None:
-    """SettingsError unless ``name`` is an earlier value: one of ``widths``, not one of ``later``."""
+def check_input(place: str, name: str, widths: Mapping[str, int], operators: Collection[str]) -> None:
+    """SettingsError unless ``name`` is an earlier value: one of ``widths``, which are known for some ``operators``."""
     if name in widths:
         if not widths[name]:
             raise SettingsError(
@@ -33,7 +33,7 @@ def check_input(place: str, name: str, widths: Mapping[str, int], later: Collect
                 "network that does not read them, such as jobs/configs/movielens_net.py"
             )
         return
-    if name in later:
+    if name in operators:
         raise SettingsError(f"{place} reads {name!r}, which is computed after it: put it before")
     raise SettingsError(f"{place} reads {name!r}, which no operator computes{settings.suggestion(name, widths)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -10,7 +11,14 @@ from ssmpi.core import optimizer_options
 from ssmpi.core.settings import EXAMPLES, FLOAT32, require, within
 from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
 
-WIDEST = 1_000_000  # layer
+WIDEST, DEEPEST = 1_000_000, 1000  # outputs of a layer, layers
+
+
+def check_layers(name: str, sizes: Sequence[int]) -> None:
+    """Raise SettingsError unless an MLP can have layers of these sizes."""
+    require(len(sizes) <= DEEPEST, f"{name} lists {len(sizes):,} layers: at most {DEEPEST:,} are possible")
+    for layer, size in enumerate(sizes):
+        within(f"{name}[{layer}]", size, 1, WIDEST)
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,7 @@ class DeepFMOptions:
     """Outputs of each hidden layer of the deep part."""
 
     def __post_init__(self) -> None:
-        for layer, size in enumerate(self.deep):
-            within(f"deep[{layer}]", size, 1, WIDEST)
+        check_layers("deep", self.deep)
 
 
 @dataclass(frozen=True)
@@ -89,9 +96,8 @@ class ModelOptions:
         require(self.precision in ("fp32", "bf16"), f"precision is 'fp32' or 'bf16', got {self.precision!r}")
         require(bool(self.bottom) and min(self.bottom) >= 1, f"bottom must list positive sizes, got {self.bottom}")
         require(bool(self.top) and min(self.top) >= 1, f"top must list positive sizes, got {self.top}")
-        for name, sizes in (("bottom", self.bottom), ("top", self.top)):
-            for layer, size in enumerate(sizes):
-                within(f"{name}[{layer}]", size, 1, WIDEST)
+        check_layers("bottom", self.bottom)
+        check_layers("top", self.top)
         require(self.top[-1] == 1, f"top must end in 1, got {self.top}: one logit per example")
 
 

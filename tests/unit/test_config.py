@@ -154,6 +154,7 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("sync.bmuf.eta=0", "eta must be in (0, 2]"),
         ("sync.bmuf.momentum=1.0", "momentum must be in [0, 1)"),
         ("model.top=[8,2]", "top must end in 1"),
+        (f"model.top=[{'1, ' * 1001}]", "top lists 1,001 layers: at most 1,000"),
         ("model.bottom=[]", "bottom must list positive sizes"),
         ("model.name=dlrm2", f"model.name is one of {', '.join(NETWORKS)}, got 'dlrm2'"),
         ("data.batch_size=0", "batch_size must be at least 1"),

@@ -177,11 +177,22 @@ def test_the_tools_of_preparation_take_them(few):
     assert said == ["row 0: id 9 of colour is outside [0, 9)", "row 0: price is inf"]
 
 
-@pytest.mark.parametrize(("name", "number"), [("rows", "x"), ("rows", -5), ("bytes", 1.5), ("positives", None)])
-def test_a_manifest_whose_numbers_are_none_is_damaged(few, tmp_path, name, number):
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("rows", "x", "rows of shard 'train/shard-00000.h5' is 'x'"),
+        ("rows", -5, "rows of shard 'train/shard-00000.h5' is -5"),
+        ("rows", 2**60, "rows of shard 'train/shard-00000.h5' is 1,152,921,504,606,846,976, and a shard has at most"),
+        ("bytes", 1.5, "bytes of shard 'train/shard-00000.h5' is 1.5"),
+        ("positives", None, "positives of shard 'train/shard-00000.h5' is None"),
+        ("file", "../../shard.h5", "shard '../../shard.h5' lies outside the data folder"),
+        ("file", "/etc/passwd", "shard '/etc/passwd' lies outside the data folder"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_damaged(few, tmp_path, name, value, says):
     folder = shutil.copytree(few, tmp_path / "copy")
     body = json.loads((folder / "manifest.json").read_text())
-    body["splits"]["train"]["shards"][0][name] = number
+    body["splits"]["train"]["shards"][0][name] = value
     (folder / "manifest.json").write_text(json.dumps(body))
-    with pytest.raises(DataError, match=rf"manifest\.json: damaged: .*{name} of shard 'train/shard-00000\.h5' is"):
+    with pytest.raises(DataError, match=rf"manifest\.json: damaged: .*{re.escape(says)}"):
         read_manifest(folder)
