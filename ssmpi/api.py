@@ -60,13 +60,14 @@ class Run:
         return "\n".join(lines)
 
     def launch(
-        self, *, overwrite: bool = False, resume: bool = False, site: str | Path | None = None, quiet: bool = False
-    ) -> Result:
+        self, *, overwrite: bool = False, resume: bool = False, site: str | Path | None = None, quiet: bool = False,
+        ignore_memory: bool = False,
+    ) -> Result:  # fmt: skip
         """Train to the end by ``ssmpi launch``, whose lines are printed unless ``quiet``. An interrupt saves and stops
         the run. UserError, or LaunchError for a run that ended otherwise, with the launcher's message.
         """
         start = ["--resume", self.folder, *self.overrides] if resume else [self.file, *self.overrides]
-        options = ["--overwrite"] * overwrite + (["--site", site] if site else [])
+        options = ["--overwrite"] * overwrite + ["--ignore-memory"] * ignore_memory + (["--site", site] if site else [])
         _call(["launch", *start, *options], (lambda line: None) if quiet else partial(print, flush=True))
         return Result(self.folder)
 

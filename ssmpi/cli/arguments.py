@@ -45,6 +45,8 @@ def add_runs(among: Commands) -> None:
     add_run(sub)
     sub.add_argument("--site", type=Path, help="where ranks go and how they start (jobs/guide/cluster.md)")
     sub.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
+    text = "start ranks that need more memory than this host has, by the arithmetic of 'ssmpi plan'"
+    sub.add_argument("--ignore-memory", action="store_true", help=text)
     sub = add(among, "submit", commands.submit, "make the run folder with a batch file in it, and submit the file")
     add_run_file(sub)
     add_parent(sub)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ssmpi.cli.options import listed
 from ssmpi.comm import signals
 from ssmpi.comm.starting import StartWatch
-from ssmpi.core.errors import STOPPED, SettingsError
+from ssmpi.core.errors import STOPPED, SettingsError, TopologyError
 from ssmpi.files import log
 from ssmpi.host.mpi_environment import make_segments_folder
 from ssmpi.host.startup import without_garbage_collection
@@ -102,7 +102,8 @@ def launch(arguments: argparse.Namespace) -> int:
     """``ssmpi launch``."""
     from ssmpi.cluster import launch as launcher
 
-    return launcher.launch(requested(arguments), arguments.site, arguments.dry_run)
+    asked, ignore_memory = requested(arguments), arguments.ignore_memory
+    return launcher.launch(asked, arguments.site, arguments.dry_run, ignore_memory=ignore_memory)
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -114,10 +115,12 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """``ssmpi plan``."""
+    """``ssmpi plan``; without a site file, TopologyError after it if all ranks do not fit on this host."""
     from ssmpi.cluster import site
     from ssmpi.config import load
     from ssmpi.data.schema import read_manifest
+    from ssmpi.host.host_memory import memory_limit
+    from ssmpi.run import memory_fit
     from ssmpi.run.requirements import placement_of, splits_to_score
     from ssmpi.tools import plan as planner
     from ssmpi.tools import recovery_plan
@@ -129,13 +132,15 @@ def plan(arguments: argparse.Namespace) -> int:
         splits_to_score(config, read_manifest(Path(config.data.folder)))
     sections = [planner.describe(config, where, arguments.tables)]
     placement = placement_of(config, arguments.tables)
-    if arguments.recovery or arguments.predict:  # the size of a row follows from the network
-        config = config.over(planner.features_of(config, placement, known=not arguments.tables))
+    features = planner.features_of(config, placement, known=not arguments.tables)
+    config = config.over(features)  # the size of a row follows from the network
     if arguments.recovery:
         sections.append(recovery_plan.describe(config, inputs, placement))
     if arguments.predict:
         sections += [predicted(config, arguments), recovery_plan.by_nodes(config, inputs, placement)]
-    print("\n\n".join(sections))
+    print("\n\n".join(sections), flush=True)
+    if not where and (misfit := memory_fit.why_not(config, features, placement, memory_limit())):
+        raise TopologyError(misfit)
     return 0
 
 

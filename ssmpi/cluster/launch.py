@@ -33,6 +33,7 @@ from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.files.run_files import LAUNCH_LOCK
 from ssmpi.host.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.recovery.state import Left, RecoveryState
+from ssmpi.run import memory_fit
 from ssmpi.run.request import RunRequest
 from ssmpi.run.run_lock import LaunchLock
 
@@ -52,8 +53,10 @@ def rank_command(request: RunRequest) -> list[str]:
     return [*PYTHON, "-m", "ssmpi", "train", *request.words(), *bar]
 
 
-def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
-    """Run ``ssmpi train`` under a launcher. 0 if the run is complete, 85 if it stopped and saved; see ``requeue``."""
+def launch(request: RunRequest, site_file: Path | None, dry_run: bool, *, ignore_memory: bool = False) -> int:
+    """Run ``ssmpi train`` under a launcher. 0 if the run is complete, 85 if it stopped and saved; see ``requeue``.
+    TopologyError if ranks that all run here do not fit in this host's memory, unless ``ignore_memory``.
+    """
     config = request.load()
     where = site.load(site_file) if site_file else None
     hosts = Hosts(config, where)
@@ -67,6 +70,8 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
         return 0
     if where:
         check_names(where)
+    if not (hosts.of_ranks or ignore_memory):
+        memory_fit.check(config)
     environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
     return Launch(request, config, where, hosts, environ).run(site_file)
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from ssmpi.cluster.requeue import say
 from ssmpi.comm import memory_use
-from ssmpi.core.errors import DIVERGED, DataError
+from ssmpi.core.errors import DIVERGED, OUT_OF_MEMORY, DataError
 from ssmpi.files import log
 from ssmpi.host import memory_folder
+from ssmpi.host.host_memory import oom_kills
 from ssmpi.host.mpi_environment import SEGMENTS
 from ssmpi.recovery.start import Supervised
 from ssmpi.recovery.state import Record, RecoveryState
@@ -41,6 +42,7 @@ class Restarts:
         self._start, self._ended, self._began = self._first, time.time(), datetime.now(UTC)
         self._times: list[float] = []  # of restarts
         self._best, self._without_progress = -1, 0  # examples; restarts since one resumed after more of them
+        self._oom_kills = oom_kills()
         self._folder = memory_folder.of_launch(options.memory_folder, self._launch)
         self._lock = 0
 
@@ -99,6 +101,11 @@ class Restarts:
         if (record := self._record()) and record.best() > self._best:
             self._best, self._without_progress = record.best(), 0
         self._times = [at for at in self._times if now - at < 60 * options.within_minutes]
+        if self._out_of_memory():
+            say(f"the last start {OUT_OF_MEMORY}: 'ssmpi plan' shows what its ranks need, and what would need less")
+            if self._without_progress:
+                say("error: nor has it trained on anything new, as the one before: the job is not restarted")
+                return False
         if len(self._times) >= options.max_restarts:
             how = f"within {options.within_minutes:g} min (recovery.max_restarts, recovery.within_minutes)"
         elif self._without_progress >= options.max_restarts:
@@ -108,6 +115,11 @@ class Restarts:
         many = max(len(self._times), self._without_progress)
         say(f"error: the job was restarted {many} times {how}, and is not again: its logs say why its ranks end")
         return False
+
+    def _out_of_memory(self) -> bool:
+        """Whether memory ran out in the last start, as a rank has logged, or the system has counted on this host."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        return self._oom_kills > before or OUT_OF_MEMORY in log.last_end(self._run, self._began)
 
     def pause(self) -> float:
         """Seconds to wait before the next start, which are logged: none if the last one resumed after more examples

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVarTuple
 
 from ssmpi.comm import signals
 from ssmpi.comm.background import run_with_timeout
-from ssmpi.core.errors import LOST, PeerError, UserError
+from ssmpi.core.errors import LOST, OUT_OF_MEMORY, PeerError, UserError
 from ssmpi.files.log import log_and_flush
 from ssmpi.host import cpu_usage
+from ssmpi.host.host_memory import oom_kills
 from ssmpi.host.launcher_env import rank as launched_rank
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def cause(error: BaseException) -> str:
         return f"{error}: the disk fails; look at the system's log, or choose another folder"
     text = "".join(traceback.format_exception(error)).rstrip()
     if isinstance(error, MemoryError):
-        return f"out of memory\n{text}\nStart again with more embedding_ps, fewer threads or more memory per rank"
+        return f"{OUT_OF_MEMORY}\n{text}\nStart again with more embedding_ps, fewer threads or more memory per rank"
     return f"{type(error).__name__}: {error}\n{text}\nThis is not expected: please report it with this log"
 
 
@@ -223,6 +224,7 @@ class Watch:
     """
 
     def __init__(self, comm: MPI.Comm, member: JobMember) -> None:
+        self._oom_kills = oom_kills()
         self._member, self.names = member, [f"rank {r}" for r in range(comm.size)]
         namespace = NAMESPACE.stat().st_ino if NAMESPACE.exists() else 0
         everyone = comm.allgather((member.host, namespace, os.getpid()))
@@ -261,8 +263,14 @@ class Watch:
 
     def _describe(self, killed: list[int]) -> str:
         ranks = " and ".join(f"{self.names[r]} (rank {r}, host {self._member.host})" for r in killed)
+        were = "was" if len(killed) == 1 else "were"
+        if oom_kills() > self._oom_kills:
+            return (
+                f"error: {ranks} {were} killed by the system, which {OUT_OF_MEMORY}; all ranks end. 'ssmpi plan' shows"
+                " what the ranks need, and what would need less"
+            )
         return (
-            f"error: {ranks} {'was' if len(killed) == 1 else 'were'} killed or crashed without a message (out of "
-            "memory? see 'dmesg'); all ranks end. Where 'ssmpi launch' does not start the job again, do so, with more "
-            "memory per rank or more embedding_ps if memory was the cause"
+            f"error: {ranks} {were} killed or crashed without a message (out of memory? see 'dmesg'); all ranks end."
+            " Where 'ssmpi launch' does not start the job again, do so, with more memory per rank or more embedding_ps"
+            " if memory was the cause"
         )

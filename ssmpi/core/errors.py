@@ -10,6 +10,7 @@ from pathlib import Path
 
 STOPPED = 85  # exit code of a run that was asked to stop and can be resumed
 LOST = 86  # exit code of a run that lost a rank or a host: a restart may succeed
+OUT_OF_MEMORY = "ran out of memory"  # said by whoever knows it, when ranks end for it
 DIVERGED = "training has diverged"  # said by a TrainingError after which a run's state is worth nothing
 
 

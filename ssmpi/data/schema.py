@@ -32,7 +32,6 @@ import numpy as np
 
 from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import ContentError, DamageError, DataError, json_problem
-from ssmpi.core.settings import COUNT
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, Features, GroupColumn
 from ssmpi.data.shard_columns import Columns, kinds
@@ -53,6 +52,7 @@ DTYPES = {
     "keys": "<i8",
 }  # fmt: skip
 
+MOST = 2**31 - 1  # ids of a feature, which are int32; rows of a shard
 MISSING_ID = 0
 RARE_ID = 1
 MISSING_KEY = 0
@@ -83,8 +83,8 @@ class ShardEntry:
             number = getattr(self, name)
             if type(number) is not int or number < 0:
                 raise DataError(f"{name} of shard {self.file!r} is {number!r}, not a count")
-        if self.rows > COUNT:
-            raise DataError(f"rows of shard {self.file!r} is {self.rows:,}, and a shard has at most {COUNT:,}")
+        if self.rows > MOST:
+            raise DataError(f"rows of shard {self.file!r} is {self.rows:,}, and a shard has at most {MOST:,}")
         path = PurePosixPath(self.file)
         if path.is_absolute() or ".." in path.parts:
             raise DataError(f"shard {self.file!r} lies outside the data folder")
@@ -125,8 +125,8 @@ class Manifest:
         if tables != sparse:
             raise DataError(f"{tables} cardinalities, expected {sparse}: one for each sparse feature")
         for name, rows in zip(self.features.sparse, self.cardinalities, strict=True):
-            if not 0 <= rows <= COUNT:
-                raise DataError(f"{rows:,} ids of feature {name!r}: a feature has from 0 to {COUNT:,}")
+            if not 0 <= rows <= MOST:
+                raise DataError(f"{rows:,} ids of feature {name!r}: a feature has from 0 to {MOST:,}")
         for name in self.features.keyed:
             if rows := self.cardinalities[self.features.sparse.index(name)]:
                 raise DataError(f"{rows} ids of feature {name!r}, which has keys: its cardinality is 0")

@@ -52,11 +52,12 @@ class Scope:
 
 def largest_tables(cardinalities: tuple[int, ...]) -> set[int]:
     """The fewest tables that together hold ``MOST_BYTES`` of all rows; all rows have the same size."""
-    found: set[int] = set()
+    found, rows, wanted = set[int](), 0, MOST_BYTES * sum(cardinalities)
     for table in sorted(range(len(cardinalities)), key=lambda t: (-cardinalities[t], t)):
-        if sum(cardinalities[t] for t in found) >= MOST_BYTES * sum(cardinalities):
+        if rows >= wanted:
             break
         found.add(table)
+        rows += cardinalities[table]
     return found
 
 

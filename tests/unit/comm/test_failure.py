@@ -180,6 +180,14 @@ def test_a_killed_neighbour_is_named(watched):
     assert "embedding_ps 0 (rank 1, host h2) was killed or crashed" in place.words[0]
 
 
+def test_a_neighbour_that_was_killed_for_memory_is_named_as_such(watched, monkeypatch):
+    watch, place, sleeper = watched
+    monkeypatch.setattr(failure, "oom_kills", lambda: watch._oom_kills + 1)
+    sleeper.kill()
+    assert place.ended.wait(30)
+    assert "embedding_ps 0 (rank 1, host h2) was killed by the system, which ran out of memory" in place.words[0]
+
+
 def kill_and_let_watch_end(sleeper):
     """The watch over it has then said what it has to say."""
     watches = [thread for thread in threading.enumerate() if thread.name == "watch"]

@@ -17,11 +17,12 @@ from runs import write_run_file
 
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.pending_save import FullDiskError
+from ssmpi.cluster import restarts as cluster_restarts
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_use import in_use
 from ssmpi.comm.rank_memory import Note
 from ssmpi.config import load
-from ssmpi.core.errors import DIVERGED, DamageError
+from ssmpi.core.errors import DIVERGED, OUT_OF_MEMORY, DamageError
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.files import log
@@ -91,6 +92,25 @@ def test_without_progress_pauses_grow_and_restarts_end(tmp_path, capsys):
     assert sum(pauses) > 15 * 60
     assert max(pauses) == 300
     assert "restarted 10 times without training on anything new (recovery.max_restarts)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_a_job_that_runs_out_of_memory_again_and_again_ends(tmp_path, monkeypatch, capsys, logged):
+    """As a rank has logged, or as the system counts killed processes; ten restarts took hours."""
+    kills = 0
+    monkeypatch.setattr(cluster_restarts, "oom_kills", lambda: kills)
+    made, found = restarts(tmp_path), []
+    for memory in (False, True, True):
+        if memory and logged:
+            monkeypatch.setattr(log, "last_end", lambda *_: f"error: trainer 0: {OUT_OF_MEMORY}")
+        kills += memory and not logged
+        resumed(tmp_path, made, 1_000 * (1 + memory))
+        found.append(made.note_loss())
+        made.begin()
+    assert found == [True, True, False]
+    said = capsys.readouterr().err
+    assert said.count("the last start ran out of memory: 'ssmpi plan' shows what its ranks need") == 2
+    assert said.endswith("error: nor has it trained on anything new, as the one before: the job is not restarted\n")
 
 
 def test_with_progress_a_job_restarts_at_once_for_ever(tmp_path):
