@@ -211,6 +211,11 @@ class World:
         self._job.heartbeat = self._job.heartbeat or Heartbeat(self._job.comm, self._job, self._job.names)
         self._job.heartbeat.be_regular(waiting.frozen_seconds)
 
+    @property
+    def hosts(self) -> list[str]:
+        """On the first rank, the host of each rank; elsewhere empty."""
+        return self._hosts or []
+
     def describe_hosts(self) -> str:
         """Which host this rank is on; on the first rank, which hosts all are on."""
         if self._hosts is None:

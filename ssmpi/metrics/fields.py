@@ -6,13 +6,16 @@ from __future__ import annotations
 
 KINDS = ("train", "evaluation", "checkpoint", "row_save", "recovery", "keys")
 TRAIN, EVALUATION, CHECKPOINT, ROW_SAVE, RECOVERY, KEYS = KINDS
+EPS_BY_TRAINER, STEPS_BY_TRAINER = "eps_by_trainer", "steps_by_trainer"
 ALL, SCORED, SAVED = KINDS, (TRAIN, EVALUATION), (CHECKPOINT, ROW_SAVE)
 
 FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "kind": (ALL, "`train` for a window of training, `evaluation`, `checkpoint`, `row_save`, `recovery`, or `keys`"),
     "examples": (ALL, "examples of all trainers so far, earlier jobs of the run included"),
     "seconds": (ALL, "seconds of training so far, earlier jobs included; evaluations and saves are left out"),
-    "eps": ((TRAIN,), "examples a second in this window, all trainers"),
+    "eps": ((TRAIN,), "examples a second in this window, all trainers; pauses between parts are left out"),
+    EPS_BY_TRAINER: ((TRAIN,), "the same of each trainer, a list"),
+    STEPS_BY_TRAINER: ((TRAIN,), "iterations a second of each trainer in this window, a list"),
     "log_loss": (
         SCORED,
         "mean log-loss in nats; of a window before each update, so of rows not yet trained on in this pass",

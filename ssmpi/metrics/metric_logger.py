@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,9 @@ from ssmpi.core.topology import Topology
 from ssmpi.files.log import above, log, terminal
 from ssmpi.files.run_files import METRICS
 from ssmpi.metrics.display import bar, describe
+from ssmpi.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER
 from ssmpi.metrics.jsonl import JsonlFile
+from ssmpi.metrics.slow_trainers import PaceWatch, slow_trainers
 from ssmpi.metrics.traffic import TrafficLog
 from ssmpi.metrics.trainer_report import TrainerReport
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from ssmpi.metrics.events import EventWriter
 
 PLAIN_LINE_SECONDS = 60.0
+POINTS = 20  # windows that a run has at least, however short it is
 COUNTS = ("iterations", "rounds", "round_seconds", "staleness")
 
 State = tuple[dict[str, float], dict[str, np.ndarray]]
@@ -70,6 +74,10 @@ class MetricLogger:
         self._checkpoints, self._save_cost = numbers.get("checkpoints", 0.0), SaveCost.of(numbers)
         self.traffic = TrafficLog(topology.trainers, numbers)
         self._started, self._paused = False, 0.0
+        self._rest_since: float | None = None
+        self._window_examples = np.array([quality.sums[0] for quality in self._scored])
+        self._pace = PaceWatch(trainer for trainer in range(topology.trainers) if topology.is_home(trainer))
+        self._hosts: Sequence[str] = ()
         self._warned = False
 
     def gathered(self, trainer: int, report: TrainerReport) -> None:
@@ -83,7 +91,10 @@ class MetricLogger:
         self._divergence[trainer] = report.divergence
         self.traffic.gathered(trainer, report.traffic)
         self._bar.update(int(growth.sums[0]))
-        if time.monotonic() - self._window_began >= self._every:
+        now = time.monotonic()
+        if done := self._pace.report(trainer, report.examples, now, finished=bool(report.finished)):
+            self._warn_of_slow(done)
+        if now - self._window_began >= self._every or self._window.sums[0] * POINTS >= self._rows:
             self.window()
 
     def window(self) -> None:
@@ -91,15 +102,27 @@ class MetricLogger:
         examples = int(self._window.sums[0])
         if not examples:
             return
-        seconds = time.monotonic() - self._window_began
+        now = self._rest_since or time.monotonic()
+        seconds = max(now - self._window_began, 1e-9)
         line = {"kind": "train", **self._where(), "eps": examples / seconds, **self._window.compute()}
+        line |= self._by_trainer(seconds)
         line |= self.sync(self._window_counts) | self.traffic.window()
         self._write(line)
         self._show(line)
         self._warn(line["ne"], line["auc"])
         self._window = Quality()
         self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
-        self._window_began = time.monotonic()
+        self._window_examples = np.array([quality.sums[0] for quality in self._scored])
+        self._window_began = now
+
+    def _by_trainer(self, seconds: float) -> dict[str, list[float]]:
+        """Examples and iterations a second of each trainer in this window."""
+        examples = np.array([quality.sums[0] for quality in self._scored]) - self._window_examples
+        steps = self._counts["iterations"] - self._window_counts["iterations"]
+        return {
+            EPS_BY_TRAINER: (examples / seconds).round(2).tolist(),
+            STEPS_BY_TRAINER: (steps / seconds).round(3).tolist(),
+        }
 
     def evaluated(self, split: str, metrics: dict[str, float], seconds: float, what: str = "model") -> None:
         """Write one evaluation. The time it took does not count as training time."""
@@ -127,9 +150,21 @@ class MetricLogger:
         self._write({"kind": "row_save", **self._where(), **line})
 
     def pause(self, seconds: float) -> None:
-        """Training stood still for this long."""
+        """Training stood still for this long, which does not count as training time."""
         self._paused += seconds
-        self._window_began += seconds
+
+    def part_begins(self) -> None:
+        """All trainers train from now on."""
+        now = time.monotonic()
+        if self._rest_since is not None:
+            self._window_began += now - self._rest_since
+        self._rest_since = None
+        self._pace.begin(now)
+
+    def part_ends(self) -> None:
+        """All trainers have paused: the window goes on when they train again."""
+        self._rest_since = time.monotonic()
+        self._pace.rest(self._rest_since)
 
     @property
     def seconds(self) -> float:
@@ -195,8 +230,9 @@ class MetricLogger:
         else:
             above(lambda line: self._bar.write(line, file=terminal()), text)
 
-    def start_clock(self) -> None:
-        """Training starts now; the time before was set-up."""
+    def start_clock(self, hosts: Sequence[str] = ()) -> None:
+        """Training starts now; the time before was set-up. ``hosts`` are those of the ranks, trainers first."""
+        self._hosts = hosts
         log.info("training starts")
         self._started, self._paused = True, 0.0
         self._began = self._window_began = self._line_said = time.monotonic()
@@ -254,6 +290,17 @@ class MetricLogger:
             log.info(
                 f"{line['examples']:,} of {self._rows:,} examples ({done:.1%}), {line['eps']:,.0f} EPS, loss "
                 f"{line['log_loss']:.4f}, NE {line['ne']:.4f}{gap}, about {left / 60:.0f} min left"
+            )
+
+    def _warn_of_slow(self, done: Mapping[int, float]) -> None:
+        """Name the trainers that are slow, given the examples of each in the last minute of training."""
+        for trainer in slow_trainers(done):
+            host = f" on host {self._hosts[trainer]}" if self._hosts else ""
+            others = median(examples for other, examples in done.items() if other != trainer)
+            log.warning(
+                f"trainer {trainer}{host} is slow: {done[trainer]:,.0f} examples in a minute of training, and the "
+                f"median of the others is {others:,.0f}. Look there for other programs, too few cores, a throttled "
+                "processor or a slow disk"
             )
 
     def _warn(self, ne: float, auc: float) -> None:

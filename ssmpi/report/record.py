@@ -99,6 +99,23 @@ class Record:
         found = self.result.get(name, metrics.get(name) if split in ("", scored) else None)
         return float(found) if isinstance(found, (int, float)) else math.nan
 
+    def by_trainer(self, name: str) -> list[float]:
+        """The mean of a rate that windows have for each trainer, weighted by their seconds; empty if none has it, or
+        their numbers of trainers differ: since a job with another one.
+        """
+        found, before = [], 0.0
+        for window in self.windows:
+            examples, before = window["examples"] - before, window["examples"]
+            rates, eps = window.get(name), window.get("eps")
+            if isinstance(rates, list) and eps and examples > 0:
+                found.append((rates, examples / eps))
+        found = [(rates, seconds) for rates, seconds in found if len(rates) == len(found[-1][0])]
+        total = sum(seconds for _, seconds in found)
+        return [
+            sum(rate * seconds for rate, (_, seconds) in zip(rates, found, strict=True)) / total
+            for rates in zip(*(rates for rates, _ in found), strict=True)
+        ]
+
     @property
     def job_examples(self) -> float:
         """The examples that ``usage`` is about: the last job's, or the whole run's where results do not say."""

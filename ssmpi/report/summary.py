@@ -4,32 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ssmpi.core.errors import DataError
+from ssmpi.data.schema import read_manifest
 from ssmpi.files import result_marker
 from ssmpi.files.result_marker import COMPLETE
 from ssmpi.files.run_files import RESULT_NAME
 from ssmpi.metrics import progressive
 from ssmpi.metrics.display import keys_of
+from ssmpi.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER
 from ssmpi.report.reader import read, read_json
 from ssmpi.report.record import FINAL_SPLITS, Record
 from ssmpi.report.traffic import in_words
 
 REFERENCES = "--baseline takes what 'ssmpi-prepare baseline --json' wrote, --teacher the teacher.json of 'synthesize'"
 SHOWN_AHEAD = {"ne": "NE", "log_loss": "log-loss", "auc": "AUC", "calibration": "calibration"}
+SHOWN_TRAINERS = 8
 COLUMNS = ("ne", "log_loss", "auc", "accuracy")
 
 
 def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     """The result of a run on its test split, beside reference points if they are given; DataError if those are of other
-    rows. For a run without a result, DataError says what is known about it and how to resume it.
+    rows. Of a run without a result, how far it has come, and how to resume it; DataError if it has not trained.
     """
     record = read(run)
     result, (split, metrics) = record.result, record.final
     ahead = result.get("evaluations", {}).get(progressive.NAME)
     if not metrics and (not ahead or baseline or teacher):
-        raise DataError(f"{run}: {_without_result(record)}")
+        if not record.windows or baseline or teacher or result_marker.damage(record.folder):
+            raise DataError(f"{run}: {_without_result(record)}")
+        return "\n".join([*_so_far(record), *_trainers(record), _without_result(record)])
     evaluations, kept = result["evaluations"], record.kept
     both = bool(metrics) and kept == "best" and _differ(evaluations[split])
     lines = (
@@ -38,6 +44,7 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     gap = f", sync gap {result['sync_gap_thread']:.1f} iterations of a thread" if "sync_gap_thread" in result else ""
     ended = f", ended by {record.ended_by}" if record.ended_by else ""
     lines.append(f"{record.status}{ended}: {result['examples']:,.0f} examples at {record.number('eps'):,.0f} EPS{gap}")
+    lines += _trainers(record)
     if ahead:
         lines.append(_ahead(ahead["whole"]))
     lines += [keys_of(feature, counts) for feature, counts in result.get("keys", {}).items()]
@@ -74,6 +81,39 @@ def _scores(record: Record, baseline: Path | None, teacher: Path | None, *, both
     for name, found in rows:
         lines.append(f"{name:{width}}  " + "".join(_cell(found.get(column)) for column in COLUMNS))
     return lines
+
+
+def _so_far(record: Record) -> list[str]:
+    """How far a run has come that was not evaluated at its end."""
+    last, expected = record.windows[-1], _expected(record)
+    of = f" of {expected:,.0f} ({last['examples'] / expected:.1%})" if expected else ""
+    eps = last["examples"] / last["seconds"] if last["seconds"] else 0.0
+    lines = [f"{record.status}: {last['examples']:,}{of} examples in {last['seconds']:,.0f} s, {eps:,.0f} EPS"]
+    scores = ", ".join(f"{text} {_cell(last.get(name)).strip()}" for name, text in SHOWN_AHEAD.items())
+    return [*lines, f"last window of training: {scores}"]
+
+
+def _expected(record: Record) -> float:
+    """The examples of the whole run; 0 if neither its result nor its data says."""
+    if "expected_examples" in record.result:
+        return float(record.result["expected_examples"])
+    settings = record.settings
+    try:
+        rows = read_manifest(Path(settings["data.folder"])).split(settings["data.train_split"]).rows
+        return float(rows * settings["data.passes"])
+    except (KeyError, TypeError, DataError):  # it only adds to what is shown
+        return 0.0
+
+
+def _trainers(record: Record) -> list[str]:
+    """Examples and steps a second of each trainer, of many the slowest ones; nothing for a single one."""
+    eps, steps = (record.by_trainer(name) for name in (EPS_BY_TRAINER, STEPS_BY_TRAINER))
+    if len(eps) < 2 or len(steps) != len(eps):
+        return []
+    slowest = sorted(range(len(eps)), key=lambda trainer: eps[trainer])[:SHOWN_TRAINERS]
+    shown = "; ".join(f"{k}: {eps[k]:,.0f} EPS, {steps[k]:,.1f} steps/s" for k in sorted(slowest))
+    which = f"the {SHOWN_TRAINERS} slowest of {len(eps)} trainers" if len(eps) > SHOWN_TRAINERS else "trainers"
+    return [f"{which} (median {median(eps):,.0f} EPS): {shown}"]
 
 
 def _without_result(record: Record) -> str:

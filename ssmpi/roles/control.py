@@ -5,6 +5,7 @@ many the others have.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ PART_ENDS = 1001  # tag of the first trainer's only message in each part: 1, pau
 CHECKED = 1003  # tag of the number of a shard whose contents are intact; no answer
 BLOCK_REQUEST = 2000  # plus the thread's number: tag of a request for a block; the answer has the thread's number alone
 REPORT_SECONDS = 1.0
+EARLY = 0.1  # reports are at most this share of the job's training apart, so that a short job has a curve too
 
 
 class Control:
@@ -47,7 +49,7 @@ class Control:
         self._answer = np.zeros(2, np.int64)
         self._pending: list[MPIRequest] = []
         self._outgoing: np.ndarray | None = None
-        self._last = 0.0
+        self._last, self._began = 0.0, math.inf
         self._unfinished: set[int] = set()
         self.dispatcher: BlockDispatcher | None = None
         self.gathered: Callable[[int, TrainerReport], None] = lambda trainer, report: None
@@ -67,6 +69,7 @@ class Control:
         if not self._service:
             self._part_ends = [self._conversation.irecv(self._pause, 0, PART_ENDS)]
         self._last = time.monotonic()
+        self._began = min(self._began, self._last)
 
     def next_block(self, thread: int) -> int:
         """The next row block for one worker thread, or NOTHING_LEFT, or PAUSED. Called on that thread."""
@@ -106,8 +109,10 @@ class Control:
         elif not self._part_ends and self._pause[0]:
             self._stop.pause()
         mine = self._conversation.rank in self._unfinished
-        if not self._pending and mine and (finished or time.monotonic() - self._last > REPORT_SECONDS):
-            self._last = time.monotonic()
+        now = time.monotonic()
+        due = min(REPORT_SECONDS, EARLY * (now - self._began))
+        if not self._pending and mine and (finished or now - self._last > due):
+            self._last = now
             self._send(report(finished))
             if finished:
                 self._unfinished.discard(self._conversation.rank)

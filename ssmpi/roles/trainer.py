@@ -169,16 +169,20 @@ class Trainer:
             lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
             restart.resumed(self._recovery, self._notes, self.progress.examples_of_all, lost, self.world.trainers)
             if self._results:
-                self._results.logbook.start_clock()
+                self._results.logbook.start_clock(self.world.hosts)
             self._started = True
         assert self._cursor.dispatcher
         self._control.begin(self._cursor.dispatcher)
         self.world.traffic.on = True
         self.pace.begin()
+        if self._results:
+            self._results.logbook.part_begins()
         self._threads.run(hogwild, help_lane, self)
         self._cursor.close()
         clock, closing = Clock(), self.start("closing", self.pace.end)
         self._threads.until(lambda: not closing.is_alive(), finished=True)
+        if self._results:
+            self._results.logbook.part_ends()
         self.world.traffic.on = False
         self._checkpoints.poll(self.progress.examples_of_all)
         wishes = np.array([self._stop.stopping, self._checkpoint_due()], np.float32)

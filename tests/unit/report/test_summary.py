@@ -1,6 +1,7 @@
 """The result table says what the run folder says, and why if there is nothing to say."""
 
 import json
+import re
 from contextlib import nullcontext
 
 import pytest
@@ -133,7 +134,10 @@ def test_what_was_sent_is_in_it(tmp_path):
 
 
 STOPPED = {"status": "stopped", "examples": 70.0, "expected_examples": 6000, "evaluations": {}}
-WINDOW = '{"kind": "train", "examples": 4000, "seconds": 12.5}\n'
+WINDOW = (
+    '{"kind": "train", "examples": 4000, "seconds": 12.5, "eps": 400.0, "ne": 0.92, "log_loss": 0.45, '
+    '"eps_by_trainer": [300.0, 100.0], "steps_by_trainer": [3.0, 1.0]}\n'
+)
 VALIDATION = (
     '{"kind": "evaluation", "weights": "model", "split": "validation", "examples": 3000, "seconds": 9.0, "ne": 0.91}\n'
 )
@@ -142,21 +146,47 @@ VALIDATION = (
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"no result\.json: still running, or killed\. Last seen after 4,000 examples and 12 s"),
         ("{", r"result\.json: not JSON at line 1, column 2: no final results"),
         ("", r"result\.json: empty: no final results"),
-        (json.dumps(STOPPED), r"it ended \(stopped\) before it was evaluated on test or validation"),
     ],
 )
-def test_a_run_without_results_says_what_is_known_and_how_it_goes_on(tmp_path, content, message):
+def test_a_damaged_result_says_what_is_known_and_how_it_goes_on(tmp_path, content, message):
     (tmp_path / "metrics.jsonl").write_text(WINDOW + VALIDATION)
-    if content is not None:
-        (tmp_path / "result.json").write_text(content)
+    (tmp_path / "result.json").write_text(content)
     known = r".*validation NE 0\.91000 after 3,000 examples\. "
-    goes_on = f"If no job is running it, 'ssmpi launch --resume {tmp_path}'"
-    way = "Put a whole copy in its place" if content in ("{", "") else goes_on
-    with pytest.raises(DataError, match=f"^{tmp_path}: {message}{known}{way}"):
+    with pytest.raises(DataError, match=f"^{tmp_path}: {message}{known}Put a whole copy in its place"):
         report.table(tmp_path, None, None)
+
+
+@pytest.mark.parametrize(
+    ("result", "status", "why"),
+    [
+        (None, "unfinished", r"no result\.json: still running, or killed\. Last seen after 4,000 examples and 12 s"),
+        (STOPPED, "stopped", r"it ended \(stopped\) before it was evaluated on test or validation"),
+    ],
+)
+def test_a_run_that_has_not_ended_shows_how_far_it_has_come(tmp_path, small_data, result, status, why):
+    """In total 6,000 examples, as the result says, or the run's data."""
+    (tmp_path / "metrics.jsonl").write_text(WINDOW + VALIDATION)
+    (tmp_path / "run.toml").write_text(f'[data]\nfolder = "{small_data}"\ntrain_split = "train"\npasses = 1\n')
+    if result:
+        write(tmp_path / "result.json", result)
+    first, last, trainers, rest = report.table(tmp_path, None, None).split("\n")
+    assert first == f"{status}: 4,000 of 6,000 (66.7%) examples in 12 s, 320 EPS"
+    assert last == "last window of training: NE 0.92000, log-loss 0.45000, AUC -, calibration -"
+    assert trainers == "trainers (median 200 EPS): 0: 300 EPS, 3.0 steps/s; 1: 100 EPS, 1.0 steps/s"
+    assert re.match(rf"{why}.*validation NE 0\.91000 after 3,000 examples\. If no job is running it, ", rest)
+
+
+def test_rates_of_trainers_are_means_over_time_and_of_many_the_slowest_are_shown(tmp_path):
+    lines = [(1_000, 100.0, [9.0] * 10), (1_600, 600.0, [20.0] * 10)]  # 10 s and 1 s
+    windows = [
+        {"kind": "train", "examples": n, "seconds": 1, "eps": eps, "eps_by_trainer": by, "steps_by_trainer": by}
+        for n, eps, by in lines
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in windows))
+    text = report.table(run_folder(tmp_path), None, None)
+    assert "the 8 slowest of 10 trainers (median 10 EPS): 0: 10 EPS, 10.0 steps/s; 1: " in text
 
 
 def test_a_complete_run_without_evaluations_is_not_resumed(tmp_path):
