@@ -203,6 +203,15 @@ def test_a_batch_is_translated_by_mapped_maps_and_by_asking(keys, servers, seed)
     assert sorted(map(tuple, asked)) == sorted(expected), "once each, with the number of its lookups"
 
 
+def test_a_row_is_freed_after_more_than_that_many_examples():
+    """One that was last looked up exactly so many ago stays."""
+    keys, seen = np.arange(1, kernels.RESERVED + 4), np.zeros(kernels.RESERVED + 3, np.int64)
+    seen[kernels.RESERVED :] = 50, 49, kernels.SEEN
+    assert kernels.age(keys, seen, 150, 100) == 1
+    assert [bool(key) for key in keys[kernels.RESERVED :]] == [True, False, True]
+    assert seen[-1] == 150
+
+
 def test_keys_without_a_row_share_one():
     table = table_over(DynamicOptions(keys=60, admit_after=3), rows=62)[0]
     lookup = KeyLookup(SomeMapped([[table]]), 1, [0], 0, counts=True)

@@ -89,6 +89,21 @@ def test_day_after_day_gives_the_bits_of_one_run(tmp_path, both, overrides):
     assert b.quality() == {**whole.quality(), "after_examples": 300.0}
 
 
+def test_another_algorithm_begins_anew_from_the_parents_model(tmp_path, both):
+    """SlowMo's arrays have the names and sizes of BMUF's: only the algorithms' names tell whose they are."""
+    momentum = ("sync.algorithm=bmuf", "sync.bmuf.momentum=0.9", "sync.alpha=1", *STEPS[1:])
+    a, b = one_after_the_other(tmp_path, both, *momentum, then=("sync.algorithm=slowmo", "dense.rate=0"))
+    assert any((values != 0).any() for name, values in algorithm_arrays(a).items() if "/delta" in name)
+    assert not any((values != 0).any() for name, values in algorithm_arrays(b).items() if "/delta" in name)
+    for name, values in a.dense().items():
+        np.testing.assert_array_equal(b.dense()[name], values, err_msg=name)
+
+
+def algorithm_arrays(run):
+    """What a model's optimizer file has of the algorithm."""
+    return {name: v for name, v in files.read(run.folder / "model" / "optimizer.h5").items() if name.startswith("sync")}
+
+
 def test_inspect_names_the_run_that_is_continued(tmp_path, both):
     a, b = one_after_the_other(tmp_path, both)
     assert "continues" not in inspect.describe(b.folder, checksums=True)[0]
