@@ -5,7 +5,7 @@ the run folder is itself a run file.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ssmpi import sync
 from ssmpi.comm.waiting import WaitOptions
-from ssmpi.core import settings
+from ssmpi.core import settings, user_code
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.run_options import CheckpointOptions, EvaluateOptions, RecoveryOptions, Run
 from ssmpi.core.settings import require
@@ -25,8 +25,8 @@ from ssmpi.embedding import table
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import Tracking
 from ssmpi.files import atomic_file
-from ssmpi.files.run_files import NETWORK, RUN_FILE, is_run_folder
-from ssmpi.model import custom_code, custom_network, graph, top_k
+from ssmpi.files.run_files import OWN_CODE, RUN_FILE, is_run_folder
+from ssmpi.model import custom_code, graph, top_k
 from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
 from ssmpi.model.hierarchy_options import HierarchyOptions
 from ssmpi.model.network import Inputs, Network
@@ -73,7 +73,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self.hierarchy.check_group(self.topology.group)
-        if not custom_network.is_own(self.model.name):  # rejects what fits no data
+        if not user_code.names_file(self.model.name):  # rejects what fits no data
             self._check_places(network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim)))
         self._check_priority()
         self._check_dynamic()
@@ -222,15 +222,17 @@ def inputs_of(features: Features, dim: int) -> Inputs:
 
 def differences(before: Config, now: Config) -> list[str]:
     """Settings that differ, as text, ignoring the run folder, the spelling of the paths of the data and of the run that
-    is continued, and the path of a custom network's file.
+    is continued, and the paths of a user's own files.
     """
     was, are = (config.flat() for config in (before, now))
     for values in (was, are):
         values["run.folder"] = ""
         for name in ("data.folder", "run.continue_from"):
             values[name] = str(Path(values[name]).resolve()) if values[name] else ""
-        if before.model.name != now.model.name and custom_network.is_own(values["model.name"]):
-            values["model.name"] = custom_network.identity(values["model.name"])
+    for name in [name for name in OWN_CODE if was[name] != are[name]]:
+        for values in (was, are):
+            if user_code.names_file(values[name]):
+                values[name] = user_code.identity(values[name], user_code.source(values[name], name))
     names = [*are, *(name for name in was if name not in are)]
     return [f"{n} was {was.get(n)!r}, now {are.get(n)!r}" for n in names if was.get(n) != are.get(n)]
 
@@ -243,22 +245,32 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         found = settings.load(Config, path, overrides)
     except settings.UnsetError as error:
         raise SettingsError(f"{error}; {SHORTEST}") from None
-    if not custom_network.is_own(found.model.name):
-        return found
-    name = custom_network.resolved(found.model.name, path.parent)
-    return dataclasses.replace(found, model=dataclasses.replace(found.model, name=name))
+    return _renamed(found, lambda name, setting: user_code.resolved(name, path.parent))
 
 
-def save(folder: Path, config: Config, text: bytes | None = None) -> None:
-    """Replace the run folder's settings: a resumed job may have another number of ranks. A copy of a custom network's
-    file (``text``, if it has been read) is stored beside them, so that the original is not needed any more.
+def own_code(config: Config) -> dict[str, bytes]:
+    """The texts of the user's own files that the settings name, by setting; SettingsError if one cannot be read."""
+    values = config.flat()
+    return {name: user_code.source(values[name], name) for name in OWN_CODE if user_code.names_file(values[name])}
+
+
+def save(folder: Path, config: Config, code: Mapping[str, bytes] | None = None) -> None:
+    """Replace the run folder's settings: a resumed job may have another number of ranks. Copies of the user's own files
+    (``code``, if they have been read) are stored beside them, so that the originals are not needed any more.
     """
-    if custom_network.is_own(config.model.name):
-        file, function = custom_network.parts(config.model.name)
-        text = text or custom_network.text_of(config.model.name)
-        assert text is not None
-        (folder / NETWORK).mkdir(exist_ok=True)
-        atomic_file.write(folder / NETWORK / file.name, text)
-        model = dataclasses.replace(config.model, name=f"{NETWORK}/{file.name}:{function}")
-        config = dataclasses.replace(config, model=model)
-    atomic_file.write(folder / RUN_FILE, settings.dump(config))
+    for setting, text in (own_code(config) if code is None else code).items():
+        file, _ = user_code.parts(config.flat()[setting])
+        (folder / OWN_CODE[setting]).mkdir(exist_ok=True)
+        atomic_file.write(folder / OWN_CODE[setting] / file.name, text)
+    saved = _renamed(config, lambda name, setting: f"{OWN_CODE[setting]}/{user_code.shown(name)}")
+    atomic_file.write(folder / RUN_FILE, settings.dump(saved))
+
+
+def _renamed(config: Config, new: Callable[[str, str], str]) -> Config:
+    """The same settings with ``new(name, setting)`` for each that names a user's own file."""
+    values = config.flat()
+    for setting in [name for name in OWN_CODE if user_code.names_file(values[name])]:
+        section, key = setting.split(".")
+        changed = dataclasses.replace(getattr(config, section), **{key: new(values[setting], setting)})
+        config = dataclasses.replace(config, **{section: changed})
+    return config

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ssmpi.checkpoint import saved_network
+from ssmpi.core import user_code
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import custom_network
 
 if TYPE_CHECKING:
     from ssmpi.data.schema import Manifest
@@ -29,9 +29,9 @@ def fingerprint(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, An
     name = settings["model.name"]
     names = (*SAME, *(other for other in settings if other.startswith(f"model.{name}.")))
     found = {key: list(value) if isinstance(value := settings[key], tuple) else value for key in names}
-    if custom_network.is_own(name):  # its function does not see ``[model]``
+    if user_code.names_file(name):  # its function does not see ``[model]``
         found = {key: value for key, value in found.items() if not key.startswith(MODEL)}
-        found["model.name"] = custom_network.shown(name)
+        found["model.name"] = user_code.shown(name)
     shards = [(shard.rows, shard.checksum) for shard in manifest.split(settings["data.train_split"]).shards]
     found[DATA] = hashlib.sha256(repr((manifest.cardinalities, shards)).encode()).hexdigest()[:16]
     return found
@@ -44,8 +44,8 @@ def check_fingerprint(name: str, state: Mapping[str, Any], found: dict[str, Any]
     why = saved_network.difference(state, network)
     of_model = bool(why) or saved_network.KEY not in state
     for key, value in state["identity"].items():
-        shipped = not custom_network.is_own(
-            str(found.get(key, custom_network.MARK))
+        shipped = not user_code.names_file(
+            str(found.get(key, user_code.MARK))
         )  # else the differing operator is more informative
         if found.get(key) != value and (not key.startswith(MODEL) or (of_model and (shipped or not why))):
             raise SettingsError(

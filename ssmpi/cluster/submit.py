@@ -22,7 +22,7 @@ from ssmpi.config import Config, save
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.data.schema import read_manifest
-from ssmpi.files.run_files import BATCH_FILE, BATCH_LOG, NETWORK, RUN_FILE, SITE_FILE, VERSIONS
+from ssmpi.files.run_files import BATCH_FILE, BATCH_LOG, OWN_CODE, RUN_FILE, SITE_FILE, VERSIONS
 from ssmpi.files.writable import check_writable
 from ssmpi.host.mpi_environment import remove_session
 from ssmpi.host.packages import package_versions
@@ -103,7 +103,8 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
     except Exception:
         for name in FILES:
             (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / NETWORK, ignore_errors=True)
+        for copies in OWN_CODE.values():
+            shutil.rmtree(folder / copies, ignore_errors=True)
         for path in made:
             with contextlib.suppress(OSError):  # another run's by now
                 path.rmdir()

@@ -28,7 +28,7 @@ DELTA = "delta.safetensors"  # what has changed since an earlier model
 REPORT = "report.html"
 
 MODEL, BEST, CHECKPOINTS, ROWS, USAGE, LOGS = "model", "best", "checkpoints", "rows", "usage", "logs"  # folders
-NETWORK = "network"  # the folder of a user's own network
+OWN_CODE = {"model.name": "network"}  # settings that may name a user's own file, and the folder of its copy
 CHECKPOINT, ASIDE = "checkpoint-", "set-aside-"  # folders in CHECKPOINTS
 MANIFEST_NAME = "manifest.json"
 
@@ -48,7 +48,7 @@ _IN_FOLDER = {  # a folder to the files that it holds; the first is the run fold
     rf"{BEST}/\.?after-\d+(\.(tmp|old))?/": _WEIGHTS,
     rf"{CHECKPOINTS}/({ASIDE})?{CHECKPOINT}\d+/": _WEIGHTS,
     f"{ROWS}/": r"embedding-\d+\.rows",
-    f"{NETWORK}/": r"[^/]+\.py",
+    f"({'|'.join(OWN_CODE.values())})/": r"[^/]+\.py",
     f"{USAGE}/": rf"{_RANK}\.json",
     f"{LOGS}/": rf"{_RANK}\.log",
 }  # fmt: skip

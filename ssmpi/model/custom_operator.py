@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from ssmpi.core import user_code
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import custom_code
 from ssmpi.model.network import Operator
 
 REMEDY = (
@@ -29,7 +29,7 @@ class ByTorch(Protocol):
 
 def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
     """The output of a custom operator; SettingsError says what is wrong with it, and where."""
-    kind, path = type(operator), custom_code.path_of(type(operator))
+    kind, path = type(operator), user_code.path_of(type(operator))
     what = f"operator {operator.name!r} ({kind.__name__})"
     if not isinstance(operator, ByTorch):
         raise SettingsError(
@@ -37,7 +37,7 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
         )
     begin = f"{operator.name}."
     own = {name.removeprefix(begin): value for name, value in parameters.items() if name.startswith(begin)}
-    found: object = custom_code.run_user_code(path, what, lambda: operator.by_torch(own, *inputs), REMEDY)
+    found: object = user_code.run_user_code(path, what, lambda: operator.by_torch(own, *inputs), REMEDY)
     wanted = len(inputs[0]), operator.form(*(value.shape[1] for value in inputs)).width
     if not isinstance(found, torch.Tensor) or found.shape != wanted:
         given = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ssmpi.core import settings
+from ssmpi.core import settings, user_code
 from ssmpi.core.errors import DataError, SettingsError, json_problem
 from ssmpi.model import custom_code, program, zoo
 from ssmpi.model.network import Inputs, Network, Operator
@@ -68,7 +68,7 @@ def saved(operator: Operator) -> dict[str, Any]:
     """One operator as JSON: its kind and fields."""
     kind = type(operator)
     return {
-        "kind": custom_code.kind_of(kind) if custom_code.is_own(kind) else kind.__name__,
+        "kind": user_code.kind_of(kind) if user_code.is_own(kind) else kind.__name__,
         **dataclasses.asdict(operator),
     }
 
@@ -78,7 +78,7 @@ def _own_kinds(code: Mapping[str, str]) -> dict[str, type[Operator]]:
     found: dict[str, type[Operator]] = {}
     for file, text in code.items():
         path = Path(file)
-        module = custom_code.run_user_code(path, "the file", partial(custom_code.module_of, path, text))
+        module = user_code.run_user_code(path, "the file", partial(user_code.module_of, path, text), custom_code.REMEDY)
         own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Operator)]
         found |= {f"{file}:{kind.__qualname__}": kind for kind in own if kind.__module__ == module.__name__}
     return found
@@ -103,7 +103,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """
     before = as_json(from_json(before))  # with the fields that this version adds to operators
     for file in before.get("code", {}).keys() & now.get("code", {}).keys():
-        if custom_code.meaning(before["code"][file]) != custom_code.meaning(now["code"][file]):
+        if user_code.meaning(before["code"][file]) != user_code.meaning(now["code"][file]):
             return f"the code of {file}, whose operators it uses, is another one"
     if before["inputs"] != now["inputs"]:
         return f"it is over {_words(now['inputs'])}, not {_words(before['inputs'])}"

@@ -10,7 +10,8 @@ from functools import cache
 import torch
 from torch.nn.functional import linear
 
-from ssmpi.model import custom_code, custom_operator
+from ssmpi.core import user_code
+from ssmpi.model import custom_operator
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
     DENSE,
@@ -77,7 +78,7 @@ def _strongest(values: torch.Tensor, kept: int) -> torch.Tensor:
 def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
     """The output (batch, width) of one operator for ``inputs``, each (batch, its width)."""
     match operator:
-        case _ if custom_code.is_own(type(operator)):
+        case _ if user_code.is_own(type(operator)):
             return custom_operator.output(operator, parameters, inputs)
         case Linear():
             return _linear(operator, parameters, inputs[0], inputs[0].dtype)

@@ -4,6 +4,7 @@ is a file beside the run file, see ``custom_network``.
 
 from __future__ import annotations
 
+from ssmpi.core import user_code
 from ssmpi.core.errors import SettingsError
 from ssmpi.model import custom_network
 from ssmpi.model.dcn_v2 import dcn_v2
@@ -24,7 +25,7 @@ def network_of(options: ModelOptions, inputs: Inputs) -> Network:
 
 
 def _network_of(options: ModelOptions, inputs: Inputs) -> Network:
-    if custom_network.is_own(options.name):
+    if user_code.names_file(options.name):
         return custom_network.network_of(options.name, inputs)
     if options.name not in NETWORKS:
         known = ", ".join(NETWORKS)

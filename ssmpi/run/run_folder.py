@@ -15,16 +15,16 @@ from pathlib import Path
 from ssmpi import __version__
 from ssmpi.checkpoint import disk
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.config import Config, save
+from ssmpi.config import Config, own_code, save
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.run_options import EvaluateOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.files import atomic_file, result_marker, run_files
-from ssmpi.files.run_files import LOCKS, NETWORK, RUN_FILE, VERSIONS
+from ssmpi.files.run_files import LOCKS, OWN_CODE, RUN_FILE, VERSIONS
 from ssmpi.host import git_commit
 from ssmpi.host.packages import package_versions
 from ssmpi.metrics.results import now
-from ssmpi.model import custom_network, processor
+from ssmpi.model import processor
 from ssmpi.run.requirements import splits_to_score
 
 OUR_VERSIONS = re.compile(rb'\{\s*"ssmpi"')  # how ``versions.json`` begins
@@ -102,7 +102,7 @@ def is_unfinished(folder: Path) -> bool:
     if VERSIONS in names and not OUR_VERSIONS.match((folder / VERSIONS).read_bytes()):
         return False
     begun = [name for name in names if re.fullmatch(rf"{VERSIONS}|{atomic_file.temporary(VERSIONS)}", name)]
-    before = rf"{VERSIONS}|{NETWORK}|{atomic_file.temporary(f'{VERSIONS}|{RUN_FILE}')}"
+    before = "|".join((VERSIONS, *OWN_CODE.values(), atomic_file.temporary(f"{VERSIONS}|{RUN_FILE}")))
     return bool(begun) and all(re.fullmatch(before, name) for name in names) and not run_files.unknown_entries(folder)
 
 
@@ -113,7 +113,7 @@ def shown(found: list[str]) -> str:
 
 def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
     """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the run file in use."""
-    text = custom_network.text_of(config.model.name)  # before anything is removed: the file may be in this folder
+    code = own_code(config)  # before anything is removed: the files may be in this folder
     last = (RUN_FILE, VERSIONS)  # as long as they are there it is a run folder, which may be replaced
     there = check_overwrite(folder, overwrite, run_file)
     for path in sorted(there, key=lambda path: last.index(path.name) if path.name in last else -1):
@@ -128,4 +128,4 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
     versions |= package_versions() | mpi_versions()
     versions |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
     atomic_file.write(folder / VERSIONS, json.dumps(versions, indent=1) + "\n")
-    save(folder, config, text)
+    save(folder, config, code)

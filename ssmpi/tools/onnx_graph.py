@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ssmpi.core import user_code
 from ssmpi.core.errors import DataError
-from ssmpi.model import custom_code
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Concat, DotInteraction, Gate, Linear, Network, Operator, Slice
 from ssmpi.model.top_k import Threshold, TopK
@@ -108,9 +108,9 @@ def output(graph: Graph, operator: Operator, inputs: Sequence[str], widths: Sequ
     ``widths``. DataError if ONNX has no form of it.
     """
     match operator:
-        case _ if custom_code.is_own(type(operator)):
+        case _ if user_code.is_own(type(operator)):
             raise DataError(
-                f"operator {operator.name!r} ({custom_code.kind_of(type(operator))}) is your own, and only torch knows "
+                f"operator {operator.name!r} ({user_code.kind_of(type(operator))}) is your own, and only torch knows "
                 "how to compute it: score with 'ssmpi predict', or export with --format torch"
             )
         case Linear():

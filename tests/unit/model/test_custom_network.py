@@ -21,10 +21,11 @@ from test_networks import assert_gradients, example
 from ssmpi.checkpoint.store import Store
 from ssmpi.cli import main
 from ssmpi.config import differences, load
+from ssmpi.core import user_code
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.features import Features
 from ssmpi.files import run_files
-from ssmpi.model import custom_code, custom_network, graph
+from ssmpi.model import custom_network, graph
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
@@ -444,7 +445,7 @@ def test_it_is_trained_saved_with_its_code_and_resumed(few, tmp_path, alone, cap
 
 def forget():
     """As in another process, which has not read the file."""
-    for name in [name for name in sys.modules if name.startswith(custom_code.PREFIX)]:
+    for name in [name for name in sys.modules if name.startswith(user_code.PREFIX)]:
         del sys.modules[name]
 
 
