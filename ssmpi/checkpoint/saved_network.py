@@ -30,15 +30,20 @@ def of_model(config: Config, model: Path, data: str | None = None) -> Config:
     if saved is None:
         return config.over(DataOrigin.of_model(model, data or config.data.folder).features)
     try:
-        files = saved.get("code") if isinstance(saved, dict) else None
-        if files and isinstance(files, dict):
-            say(f"{model}: runs code that was saved with it, of {', '.join(files)}: operators of its network")
+        announce_code(saved, model)
         return config.with_network(graph.from_json(saved))
     except DataError as error:
         raise DataError(
             f"{model / store.MANIFEST_NAME}: {error}. Read it with the version of ssmpi that saved it, or: "
             f"{model_files.remedy(model)}"
         ) from error
+
+
+def announce_code(saved: object, model: Path) -> None:
+    """Say that code saved with ``model`` is about to run, if its ``saved`` network has some."""
+    code = saved.get("code") if isinstance(saved, dict) else None
+    if code and isinstance(code, dict):
+        say(f"{model}: runs code that was saved with it, of {', '.join(code)}: operators of its network")
 
 
 def difference(state: Mapping[str, Any], network: Network) -> str:

@@ -35,6 +35,7 @@ def parent_of(config: Config, manifest: Manifest) -> Parent | None:
         raise DataError(f"{run / MODEL}: an older version saved it, without a record of its data: train it again")
     origin = DataOrigin.of_model(run / MODEL, "")
     origin.check_extended(Path(config.data.folder), manifest)
+    saved_network.announce_code(state.get(saved_network.KEY) or {}, run / MODEL)
     if why := saved_network.difference(state, config.network):
         raise SettingsError(
             f"run.continue_from = '{run}': its network is another one than model.name = '{config.model.name}' gives:"

@@ -24,6 +24,7 @@ from ssmpi.config import differences, load
 from ssmpi.core import user_code
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.features import Features
+from ssmpi.data.schema import read_manifest
 from ssmpi.files import run_files
 from ssmpi.model import custom_network, graph
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
@@ -36,7 +37,7 @@ from ssmpi.recovery import checkpoints
 from ssmpi.recovery.start import Supervised
 from ssmpi.recovery.state import RecoveryState
 from ssmpi.roles import build_trainer
-from ssmpi.run import resume, run_folder
+from ssmpi.run import continued, resume, run_folder
 from ssmpi.run.request import RunRequest
 from ssmpi.tools import plan, score
 from ssmpi.tools.export import export
@@ -585,3 +586,13 @@ def test_without_dense_features_a_network_of_rows_alone_trains(tmp_path):
     run = train_over_threads(tmp_path, data, NAMED, "topology.embedding_ps=0", "model.center_inputs=true")
     assert run.result["status"] == "complete"
     assert np.isfinite(run.losses()).all()
+
+
+def test_continuing_a_run_says_that_its_code_runs(few, tmp_path, capsys):
+    """As scoring does, and before it does: the code may be damaged, or somebody else's."""
+    run = train_over_threads(write_own(tmp_path, CUBE), few, NAMED, "topology.embedding_ps=0")
+    config = write_run_file(tmp_path, few, NAMED, f"run.continue_from={run.folder}", f"run.folder={tmp_path / 'next'}")
+    manifest = read_manifest(few)
+    continued.parent_of(config.over(manifest.features), manifest)
+    said = f"{run.folder}/model: runs code that was saved with it, of net.py: operators of its network"
+    assert said in capsys.readouterr().err
