@@ -39,6 +39,7 @@ SHORTEST = (
     "the shortest run file is the line 'data.folder = \"FOLDER\"', which names a folder that 'ssmpi-prepare' made; "
     "README.md has a longer one under 'Run files'"
 )
+DERIVED = "topology.homes", "sync.code"  # fields that follow from other settings
 
 
 class HasTables(Protocol):
@@ -79,6 +80,8 @@ class Config:
         self._check_dynamic()
         self._check_dense()
         object.__setattr__(self, "topology", dataclasses.replace(self.topology, homes=self.hierarchy.homes))
+        if self.sync.lacks_code:
+            return  # what remains is checked by ``with_code``
         try:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
@@ -116,7 +119,7 @@ class Config:
             f"dense.clip_norm = {dense.clip_norm:g} needs all of a step's gradient, and a member of a group has that of"
             " what it owns: set it to 0, or topology.group = 1",
         )
-        if not sync.ALGORITHMS[algorithm].steps_elsewhere:
+        if self.sync.lacks_code or not sync.algorithm_of(self.sync).steps_elsewhere:
             return
         wanted = f"sync.algorithm = '{algorithm}': sync PSs step shards of the weights by sums of gradients"
         simple = [name for name, kind in DENSE_OPTIMIZERS.items() if not kind.counts]
@@ -145,6 +148,10 @@ class Config:
         checks the run; the others receive it with the settings. SettingsError if it does not fit.
         """
         return self.over(read_manifest(Path(self.data.folder)).features).network
+
+    def with_code(self) -> Config:
+        """The same settings with the user's own algorithm and codecs, which are checked; without a network."""
+        return dataclasses.replace(self, sync=sync.with_code(self.sync))
 
     def over(self, features: Features) -> Config:
         """The same settings with the network over these features, wherever the data is."""
@@ -212,7 +219,7 @@ class Config:
     def flat(self) -> dict[str, Any]:
         """All settings by their names, ``section.key``."""
         found = settings.flat(dataclasses.asdict(self))
-        return {name: value for name, value in found.items() if name != "topology.homes"}  # which another one sets
+        return {name: value for name, value in found.items() if name not in DERIVED}
 
 
 def inputs_of(features: Features, dim: int) -> Inputs:
@@ -230,9 +237,9 @@ def differences(before: Config, now: Config) -> list[str]:
         for name in ("data.folder", "run.continue_from"):
             values[name] = str(Path(values[name]).resolve()) if values[name] else ""
     for name in [name for name in OWN_CODE if was[name] != are[name]]:
-        for values in (was, are):
+        for config, values in ((before, was), (now, are)):
             if user_code.names_file(values[name]):
-                values[name] = user_code.identity(values[name], user_code.source(values[name], name))
+                values[name] = user_code.identity(values[name], _source(config, name))
     names = [*are, *(name for name in was if name not in are)]
     return [f"{n} was {was.get(n)!r}, now {are.get(n)!r}" for n in names if was.get(n) != are.get(n)]
 
@@ -251,7 +258,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 def own_code(config: Config) -> dict[str, bytes]:
     """The texts of the user's own files that the settings name, by setting; SettingsError if one cannot be read."""
     values = config.flat()
-    return {name: user_code.source(values[name], name) for name in OWN_CODE if user_code.names_file(values[name])}
+    return {name: _source(config, name) for name in OWN_CODE if user_code.names_file(values[name])}
+
+
+def _source(config: Config, setting: str) -> bytes:
+    """The text of the user's own file that a setting names, as it was read before if it was."""
+    section, key = setting.split(".")
+    return config.sync.source(key) if section == "sync" else user_code.source(config.flat()[setting], setting)
 
 
 def save(folder: Path, config: Config, code: Mapping[str, bytes] | None = None) -> None:

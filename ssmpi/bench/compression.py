@@ -71,7 +71,7 @@ def measure(options: CompressionOptions) -> list[CodecCost]:
     found: dict[str, list[tuple[float, float, float, int]]] = {text: [] for text in codecs}
     left, decoded, generator = np.empty(entries, np.float32), np.zeros(entries, np.float32), np.random.default_rng(1)
     for text in codecs:
-        compress.compile_kernels(text)
+        compress.compile_kernels(compress.parse(text))
     for _ in range(rounds):
         gradient = generator.standard_t(3, size=entries).astype(np.float32)
         for text, codec in made.items():

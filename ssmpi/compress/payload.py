@@ -3,19 +3,20 @@
 ========  ==================================================================================================
 word      holds
 ========  ==================================================================================================
-0         ``MARK`` and the kind: values of the whole vector or of some entries, float32 or bfloat16
+0         ``MARK`` and the kind: values of the whole vector or of some entries, float32 or bfloat16; or custom
 1, 2, 3   entries of the vector, entries sent, bytes of the payload
 4, 5      a checksum of the body, of the kind and of both numbers
 ========  ==================================================================================================
 
 A sparse body has a block for each 65,536 entries: a word with the count of those sent, their places as 16-bit numbers
-or, where that is shorter (from 1/16 on), as bits, and their values. All of it is padded to whole words. A payload is
-self-describing, so any rank can decode it; a damaged one is rejected.
+or, where that is shorter (from 1/16 on), as bits, and their values. A custom body has the number of its codec, its
+length in bytes, and what the codec made. All of it is padded to whole words. A payload is self-describing, so any rank
+can decode it, a custom one if it has loaded the codec; a damaged one is rejected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -25,9 +26,10 @@ from ssmpi.compress.kernels import BLOCK
 from ssmpi.core.errors import PeerError
 
 MARK = 0x55C0DE00
-DENSE, DENSE_HALF, SPARSE, SPARSE_HALF = range(4)  # kinds
+DENSE, DENSE_HALF, SPARSE, SPARSE_HALF, CUSTOM = range(5)  # kinds
 HEADER = 24  # bytes
 LARGEST = 2**31
+DECODERS: dict[int, Callable[[np.ndarray, int], np.ndarray]] = {}  # of custom bodies, by the codec's number
 
 
 class PayloadError(PeerError):
@@ -98,14 +100,17 @@ def add(payload: np.ndarray, vector: np.ndarray) -> int:
     if kind in (DENSE, DENSE_HALF):
         vector += _dense(words[6:], kind, size)
         return count
+    if kind == CUSTOM:
+        vector += _custom(words[6:], size)
+        return count
     for start, found, places, values in _blocks(words[6:], size, count, half=kind == SPARSE_HALF):
         kernels.add_at(vector[start : start + BLOCK], places, values.view(np.float32), found)
     return count
 
 
 def update(payload: np.ndarray, vector: np.ndarray) -> int:
-    """As ``add``, for payloads of a mirror: float32 values replace those in ``vector``, bfloat16 values are differences
-    and are added.
+    """As ``add``, for payloads of a mirror: float32 values replace those in ``vector``, bfloat16 and custom ones are
+    differences and are added.
     """
     words, kind, size, count = _of_size(payload, vector.size)
     if kind == DENSE:
@@ -113,6 +118,9 @@ def update(payload: np.ndarray, vector: np.ndarray) -> int:
         return count
     if kind == DENSE_HALF:
         vector += _dense(words[6:], kind, size)
+        return count
+    if kind == CUSTOM:
+        vector += _custom(words[6:], size)
         return count
     apply = kernels.add_at if kind == SPARSE_HALF else kernels.put_at
     for start, found, places, values in _blocks(words[6:], size, count, half=kind == SPARSE_HALF):
@@ -153,7 +161,7 @@ def _checked(payload: np.ndarray) -> np.ndarray:
         raise PayloadError(f"its header says {length_of(payload):,} bytes, it has {payload.size:,}")
     words: np.ndarray = payload.view(np.uint32)
     kind, size, count = int(words[0]) ^ MARK, int(words[1]), int(words[2])
-    if kind not in (DENSE, DENSE_HALF, SPARSE, SPARSE_HALF):
+    if kind not in (DENSE, DENSE_HALF, SPARSE, SPARSE_HALF, CUSTOM):
         raise PayloadError("it has no payload's header")
     if words[4:6].view(np.uint64)[0] != _checksum(words):
         raise PayloadError("its checksum is wrong")
@@ -172,3 +180,10 @@ def _dense(body: np.ndarray, kind: int, size: int) -> np.ndarray:
     values = np.empty(size, np.uint32)
     from_bf16(body.view(np.uint16)[:size], values)
     return values.view(np.float32)
+
+
+def _custom(body: np.ndarray, size: int) -> np.ndarray:
+    number, length = body[:2].tolist()
+    if number not in DECODERS:
+        raise PayloadError(f"no codec of this rank has the number {number}")
+    return DECODERS[number](body[2:].view(np.uint8)[:length], size)

@@ -233,6 +233,8 @@ def _unset(hint: object, where: str, name: str) -> str:
 
 def _convert(hint: object, value: object, name: str) -> object:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise SettingsError(f"'{name}' is a section, got {value!r}: write [{name}], or {name}.KEY=VALUE")
@@ -247,7 +249,8 @@ def _convert(hint: object, value: object, name: str) -> object:
         return _convert(next(a for a in arguments if a is not type(None)), value, name)
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise SettingsError(f"'{name}' is a section of sections, got {value!r}: write [{name}.NAME]")
+            what = ("section", "") if arguments[1] is Any else ("section of sections", ".NAME")
+            raise SettingsError(f"'{name}' is a {what[0]}, got {value!r}: write [{name}{what[1]}]")
         return {key: _convert(arguments[1], item, f"{name}.{key}") for key, item in value.items()}
     if origin is tuple:
         if not isinstance(value, (list, tuple)):

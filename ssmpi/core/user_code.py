@@ -20,6 +20,8 @@ from ssmpi.core.errors import SettingsError
 MARK = ".py:"
 PREFIX = "ssmpi_own_"  # of the modules' names
 
+GUIDE = "jobs/guide/own_algorithm.md has an example"  # of algorithms and codecs
+
 T = TypeVar("T")
 
 

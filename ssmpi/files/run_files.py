@@ -28,7 +28,9 @@ DELTA = "delta.safetensors"  # what has changed since an earlier model
 REPORT = "report.html"
 
 MODEL, BEST, CHECKPOINTS, ROWS, USAGE, LOGS = "model", "best", "checkpoints", "rows", "usage", "logs"  # folders
-OWN_CODE = {"model.name": "network"}  # settings that may name a user's own file, and the folder of its copy
+OWN_CODE = {  # settings that may name a user's own file, and the folder of its copy
+    "model.name": "network", "sync.algorithm": "algorithm", "sync.codec": "codec", "sync.pull_codec": "pull_codec",
+}  # fmt: skip
 CHECKPOINT, ASIDE = "checkpoint-", "set-aside-"  # folders in CHECKPOINTS
 MANIFEST_NAME = "manifest.json"
 

@@ -27,6 +27,7 @@ from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.row_saves import expected_examples
 from ssmpi.recovery.start import Repair, Start
 from ssmpi.recovery.surviving import NOTHING, deal_left, own_memory
+from ssmpi.sync import algorithm_of
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
@@ -113,7 +114,7 @@ def losses(config: Config, start: Start, state: Mapping[str, Any]) -> tuple[Ledg
     before, repair, now = start.ledger or Ledger(), start.repair, state["examples"]
     assert repair
     ledger = before.reloaded(repair.ranks, repair.taken, now)
-    threads = config.topology.replica_lanes * (config.sync.algorithm == "async_ps")
+    threads = config.topology.replica_lanes * algorithm_of(config.sync).steps_elsewhere
     return ledger, {
         "samples_lost": ledger.samples_lost - before.samples_lost,
         "updates_lost": repair.updates_lost(before, now),

@@ -58,7 +58,7 @@ def algorithm_state(repair: Repair, synchronizer: Synchronizer, owned: OwnedPara
         for entry in store.read_manifest(repair.checkpoint).files:
             if entry.file in first:
                 files.verify(repair.checkpoint, entry)
-        same = checkpoint.state["algorithm"] == synchronizer.options.algorithm
+        same = checkpoint.state["algorithm"] == synchronizer.options.identity
         return checkpoint.arrays(0, owned).below("sync/") if same else {}
     except DataError as error:
         log.warning(f"the optimizer state of lost sync PSs is reset: {error}")

@@ -196,11 +196,11 @@ def resume(
     optimizer state of the run that is continued.
     """
     if isinstance(saved, Checkpoint):
-        restore(live, saved, world, config.sync.algorithm, config.waiting)
+        restore(live, saved, world, config.sync.identity, config.waiting)
     elif saved:
         saved.make_equal(synchronizer, world, config.waiting, live.replica.owned)
     elif start.parent and not config.run.fresh_optimizer:
-        parent.restore(live, start.parent, config.sync.algorithm)
+        parent.restore(live, start.parent, config.sync.identity)
 
 
 def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:

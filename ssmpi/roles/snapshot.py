@@ -55,7 +55,7 @@ class Snapshots:
                 position=position,
                 expected_examples=self.reader.rows * self.config.data.passes,
                 topology=self.config.topology,
-                algorithm=self.config.sync.algorithm,
+                algorithm=self.config.sync.identity,
                 fingerprint=fingerprint(self.config.flat(), self.reader.manifest),
                 origin=self._origin(),
                 network=graph.as_json(self.replica.network),
@@ -75,7 +75,7 @@ class Snapshots:
         arrays, state = self.model.optimizer(), {}
         if self.results:
             examples = int(self.results.logbook.totals()["examples"])
-            state = {"examples": examples, **self._about(), ALGORITHM: self.config.sync.algorithm}
+            state = {"examples": examples, **self._about(), ALGORITHM: self.config.sync.identity}
         optimizer = dense_vectors.split(arrays, OwnedParameters(self.replica.network))
         found = self._model(vector, state)
         size = sum(values.nbytes for values in arrays.values())

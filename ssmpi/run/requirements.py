@@ -24,15 +24,15 @@ from ssmpi.files.log import log
 from ssmpi.model import custom_code
 from ssmpi.model.dense_optimizers import optimizer_of
 from ssmpi.model.network import floats_in
-from ssmpi.sync import ALGORITHMS
+from ssmpi.sync import algorithm_of
 from ssmpi.sync.cost import RoundCost
 
 
 def composed(config: Config, features: Features) -> Config:
-    """``config`` with the network over these features, after a trial step of custom operators; SettingsError if that
-    fails.
+    """``config`` with the user's own algorithm and codecs, and the network over these features, after a trial step of
+    custom operators; SettingsError if that fails.
     """
-    found = config.over(features)
+    found = config.with_code().over(features)
     if own := custom_code.kinds_of(found.network.operators):
         from ssmpi.model.autograd_step import try_step  # here, because importing torch takes seconds
 
@@ -168,7 +168,7 @@ def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]
 
 def round_cost(config: Config) -> RoundCost:
     """What a round of this run costs a trainer."""
-    return ALGORITHMS[config.sync.algorithm].cost(config.sync, config.topology, dense_parameters(config))
+    return algorithm_of(config.sync).cost(config.sync, config.topology, dense_parameters(config))
 
 
 def mirror_memory(config: Config) -> dict[Role, float]:

@@ -1,51 +1,38 @@
 """Synchronization of dense replicas: one algorithm, one file, one paper; ``exchanges`` chooses how vectors meet, and
 ``pace`` decides when rounds run.
 
-A new algorithm is a file beside these and a line in ``ALGORITHMS``; both paces and the contract tests pick it up.
+A new algorithm is a file beside these and a line in ``ALGORITHMS``, or a file of the user's own that
+``sync.algorithm`` names; both paces pick it up, and the contract tests one in ``ALGORITHMS``.
 """
 
 from __future__ import annotations
 
-from dataclasses import field, make_dataclass
+from dataclasses import field, make_dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.core.errors import TopologyError
+from ssmpi.core import user_code
+from ssmpi.core.errors import SettingsError, TopologyError
 from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.core.topology import Topology
 from ssmpi.sync import exchanges
-from ssmpi.sync.async_ps import AsyncPS
+from ssmpi.sync.algorithms import ALGORITHMS, algorithm_of, check_custom
 from ssmpi.sync.base import ALL_TRAINERS, SYNC_PS, Synchronizer
-from ssmpi.sync.bmuf import BMUF
-from ssmpi.sync.codecs import codec_of, pull_codec_of
-from ssmpi.sync.easgd import EASGD
-from ssmpi.sync.gossip import Gossip
-from ssmpi.sync.ma import MA
-from ssmpi.sync.none import NoSync
+from ssmpi.sync.codecs import codec_of, pull_codec_of, try_codec
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace, unread
 from ssmpi.sync.round_context import LocalTrainer, ReplicaMemory, RoundContext, RowAccess
-from ssmpi.sync.slowmo import SlowMo
-from ssmpi.sync.synchronous import Synchronous
 from ssmpi.sync.warmup import WarmUp
-
-ALGORITHMS: dict[str, type[Synchronizer]] = {
-    "none": NoSync,
-    "easgd": EASGD,
-    "ma": MA,
-    "bmuf": BMUF,
-    "slowmo": SlowMo,
-    "gossip": Gossip,
-    "async_ps": AsyncPS,
-    "synchronous": Synchronous,
-}
 
 
 def _check(options: RoundOptions) -> None:
-    for name, known in (("algorithm", ALGORITHMS), ("pace", PACES)):
-        value = getattr(options, name)
-        require(value in known, f"{name} is one of {', '.join(known)}, got {value!r}")
+    algorithm, pace = options.algorithm, options.pace
+    require(
+        algorithm in ALGORITHMS or user_code.names_file(algorithm),
+        f"algorithm is one of {', '.join(ALGORITHMS)}, or FILE.py:CLASS, got {algorithm!r}",
+    )
+    require(pace in PACES, f"pace is one of {', '.join(PACES)}, got {pace!r}")
     require(
         options.merge in ("difference", "interpolate"), f"merge is difference or interpolate, got {options.merge!r}"
     )
@@ -56,16 +43,27 @@ def _check(options: RoundOptions) -> None:
     within("fragments", options.fragments, 1, 10_000)
     within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
     require(options.transport in ("auto", "messages"), f"transport is auto or messages, got {options.transport!r}")
+    if not options.own_names:
+        require(
+            not options.custom,
+            f"custom has settings of an algorithm of your own, but algorithm = '{algorithm}' is built in: remove them",
+        )
+        _check_algorithm(options)
+
+
+def _check_algorithm(options: RoundOptions) -> None:
+    """What depends on the algorithm and the codecs."""
+    kind = algorithm_of(options)
     codec_of(options), pull_codec_of(options)
-    why = ALGORITHMS[options.algorithm].no_codec if options.codec != DENSE else ""
+    why = kind.no_codec if options.codec != DENSE else ""
     require(not why, f"codec = '{options.codec}': algorithm = '{options.algorithm}' {why}: set sync.codec = 'dense'")
     require(
-        options.pull_codec == DENSE or options.algorithm == "async_ps",
+        options.pull_codec == DENSE or kind.steps_elsewhere,
         f"pull_codec = '{options.pull_codec}': only algorithm = 'async_ps' pulls weights: set it to 'dense'",
     )
-    option_error = ALGORITHMS[options.algorithm].option_error(options)
+    option_error = kind.option_error(options)
     require(not option_error, f"algorithm = '{options.algorithm}' {option_error}")
-    if options.pace == "fixed_rate" and options.algorithm != "none":
+    if options.pace == "fixed_rate" and kind.partner:
         require(
             bool(options.every_iterations) != bool(options.every_seconds),
             "pace = 'fixed_rate' needs either every_iterations or every_seconds",
@@ -88,9 +86,26 @@ else:
     Options.__doc__ = "The ``[sync]`` section: how replicas are synchronized, and when."
 
 
+def with_code(options: RoundOptions) -> RoundOptions:
+    """The same settings with the texts of the user's own files that they name, which are executed: every rank has these
+    classes then, whatever becomes of the files. SettingsError if a class, or what is set for it, does not do.
+    """
+    if not options.lacks_code:
+        return options
+    loaded = replace(options, code=tuple((name, options.source(name)) for name in options.own_names))
+    check_custom(loaded)
+    for name in loaded.own_names.keys() - {"algorithm"}:
+        try_codec(loaded, name)
+    try:
+        _check_algorithm(loaded)
+    except SettingsError as error:
+        raise SettingsError(f"sync.{error}") from None
+    return loaded
+
+
 def check_topology(options: RoundOptions, topology: Topology) -> None:
     """Raise TopologyError if the algorithm and the number of sync PSs do not fit."""
-    kind = ALGORITHMS[options.algorithm]
+    kind = algorithm_of(options)
     if topology_error := kind.topology_error(topology):
         raise TopologyError(f"sync.algorithm = '{options.algorithm}' {topology_error}")
     if topology.sync_ps and kind.partner != SYNC_PS:
@@ -125,7 +140,7 @@ def make(options: RoundOptions, weights: np.ndarray, context: RoundContext, thre
     """The synchronizers of a trainer whose parameters so many ``threads`` step: one, or one for each of them, where
     they run rounds of their own.
     """
-    kind = ALGORITHMS[options.algorithm]
+    kind = algorithm_of(options)
     each = range(threads if kind.partner == SYNC_PS and options.by_thread else 1)
     found = [kind(options, exchanges.make(kind, options, weights, context, thread)) for thread in each]
     for thread in range(threads):
@@ -167,9 +182,11 @@ __all__ = [
     "RoundContext",
     "RowAccess",
     "Synchronizer",
+    "algorithm_of",
     "check_topology",
     "figures",
     "make",
     "pace_of",
     "unread",
+    "with_code",
 ]

@@ -86,7 +86,7 @@ class AsyncPS(Synchronizer):
         """Steps the replica and keeps the gradients for the next push."""
         return AccumulatingStep(self.context.local.optimizer, self.exchange.pending(thread))
 
-    def _last_rounds(self) -> None:
+    def last_rounds(self) -> None:
         """Push what is left of the threads that this synchronizer serves. What a codec holds back stays."""
         for _ in self.fragments:
             self.round()

@@ -30,11 +30,19 @@ class Synchronizer:
 
     Options: ClassVar[type]
     partner: ClassVar[str] = ALL_TRAINERS  # the other side of a round; empty: nobody
-    in_teams = False  # one trainer may run the rounds of all trainers of its host
+    in_teams: ClassVar[bool] = False  # one trainer may run the rounds of all trainers of its host
     sends_factor = False  # the mean is also taken of the trainers' learning-rate factors
     no_codec: ClassVar[str] = "exchanges weights, and a codec leaves out most of what it is given"  # empty: takes one
     steps_elsewhere = False  # sync PSs step their shards of the weights by pushed sums of gradients
     in_the_step = False  # runs inside the optimizer's step, so that a pace has no rounds to run
+
+    def __init_subclass__(cls) -> None:
+        """Shared memory and codecs move replicas towards what an exchange finds. An algorithm that overrides ``refer``
+        moves them elsewhere: it uses neither, unless its class says that it may.
+        """
+        if "refer" in vars(cls):
+            cls.in_teams = vars(cls).get("in_teams", False)
+            cls.no_codec = vars(cls).get("no_codec", cls.no_codec or Synchronizer.no_codec)
 
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
         self.options, self.exchange, self.context = options, exchange, exchange.context
@@ -79,7 +87,7 @@ class Synchronizer:
         """This trainer has no more data in this part of the run: keep taking part until no trainer has."""
         self.exchange.end()
         if self.exchange.leave(lambda: self.round(active=False)):
-            self._last_rounds()
+            self.last_rounds()
             self.exchange.conclude()
 
     def model(self) -> np.ndarray:
@@ -115,5 +123,5 @@ class Synchronizer:
         self._turn += 1
         return fragment
 
-    def _last_rounds(self) -> None:
+    def last_rounds(self) -> None:
         """Rounds after the last one of a part, once no trainer trains any more."""

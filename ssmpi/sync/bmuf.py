@@ -70,7 +70,7 @@ class BlockFiltered(MA):
         """The global model restarts from the trainers' equal weights, without momentum."""
         self._global[:], self._delta[:] = self.weights, 0.0
 
-    def _last_rounds(self) -> None:
+    def last_rounds(self) -> None:
         """A last block over all replicas. It runs here, so that ``model`` is idempotent. The replicas move with it as
         in any other block: otherwise the next part would undo its step.
         """
@@ -151,6 +151,7 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
     """
 
     Options: ClassVar[type] = BMUFOptions
+    in_teams = True
 
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
         super().__init__(options, exchange)

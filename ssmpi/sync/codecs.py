@@ -8,18 +8,27 @@ import numpy as np
 
 from ssmpi import compress
 from ssmpi.compress import Codec, CodecOptions, Shards
+from ssmpi.core import user_code
 from ssmpi.core.traffic import Traffic
+from ssmpi.core.user_code import GUIDE
 from ssmpi.sync.options import DENSE, RoundOptions
 
 
 def codec_of(options: RoundOptions) -> tuple[type[Codec], CodecOptions]:
     """The codec of pushes and rounds; SettingsError if there is none of that name."""
-    return _parse(options.codec, options)
+    return _parse("codec", options)
 
 
 def pull_codec_of(options: RoundOptions) -> tuple[type[Codec], CodecOptions]:
     """The codec of pulls; SettingsError if there is none of that name."""
-    return _parse(options.pull_codec, options)
+    return _parse("pull_codec", options)
+
+
+def try_codec(options: RoundOptions, setting: str) -> None:
+    """Raise SettingsError unless the user's own codec that ``setting`` names can encode and decode a vector."""
+    kind, own = _parse(setting, options)
+    what = f"'{kind.__name__}', tried on a vector"
+    user_code.run_user_code(user_code.path_of(kind), what, lambda: compress.compile_kernels((kind, own)), GUIDE)
 
 
 def expected_bytes(codec: tuple[type[Codec], CodecOptions], shards: Shards) -> float:
@@ -40,5 +49,7 @@ def merge_error(options: RoundOptions) -> str:
     return why if options.merge != "difference" and options.codec != DENSE else ""
 
 
-def _parse(text: str, options: RoundOptions) -> tuple[type[Codec], CodecOptions]:
-    return compress.parse(text, CodecOptions(life_span=options.life_span, refresh=options.refresh))
+def _parse(setting: str, options: RoundOptions) -> tuple[type[Codec], CodecOptions]:
+    text, common = getattr(options, setting), CodecOptions(life_span=options.life_span, refresh=options.refresh)
+    source = options.source(setting) if user_code.names_file(text) else b""
+    return compress.parse(text, common, source)

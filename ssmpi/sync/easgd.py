@@ -51,7 +51,7 @@ class EASGD(Synchronizer):
             return RoundCost({Link.CENTER_PUSH: 4.0 * parameters, Link.CENTER_PULL: 4.0 * parameters})
         return elastic_mirrors.cost(options, topology, parameters)
 
-    def _last_rounds(self) -> None:
+    def last_rounds(self) -> None:
         """One over the whole vector, a trainer's; no other trainer waits for it. It is dense, as is the next one."""
         self.exchange.renew()
         for _ in self.fragments if self.exchange.thread == 0 else ():

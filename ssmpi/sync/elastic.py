@@ -19,7 +19,7 @@ from ssmpi.comm.shared_memory import attach
 from ssmpi.compiled.jit import njit
 from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.center_shard import ADDRESS, MAP, Center
-from ssmpi.sync.codecs import count_entries
+from ssmpi.sync.codecs import codec_of, count_entries
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors, pull_together
 from ssmpi.sync.exchange import Refer, divergence
 from ssmpi.sync.options import DENSE, RoundOptions
@@ -102,7 +102,7 @@ class MirroredCenter(CenterExchange):
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
         super().__init__(options, weights, context, thread)
-        compress.compile_kernels(options.codec)
+        compress.compile_kernels(codec_of(options))
         seed = context.replicas.rank, thread
         self._mirrors = ReplicaMirrors(options, self.shards, context.local.replica.layers, seed)
 
@@ -132,7 +132,7 @@ class ElasticCenter(Center):
     def __init__(self, options: RoundOptions, service: Service, memory: ArrayMemory) -> None:
         self._options, self._encoded = options, options.codec != DENSE
         if self._encoded:
-            compress.compile_kernels(options.codec)
+            compress.compile_kernels(codec_of(options))
         super().__init__(
             options.fragments, service, memory, shared=options.transport != "messages" and not self._encoded
         )

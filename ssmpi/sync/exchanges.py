@@ -9,6 +9,7 @@ import numpy as np
 
 from ssmpi.comm.service import Handler, Service
 from ssmpi.sync import host_average
+from ssmpi.sync.algorithms import algorithm_of
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.base import ANOTHER_TRAINER, SYNC_PS, Synchronizer
 from ssmpi.sync.center import CenterExchange
@@ -54,7 +55,7 @@ def _with_center(kind: type[Synchronizer], options: RoundOptions) -> type[Center
         return PushPull
     if options.codec != DENSE:
         return MirroredCenter
-    in_place = options.merge == "difference" and options.transport != "messages"
+    in_place = options.merge == "difference" and options.transport != "messages" and kind.refer is Synchronizer.refer
     return MappedCenter if in_place else CenterExchange  # interpolation must lose concurrent updates
 
 
@@ -72,6 +73,6 @@ def handler(
 
 def center(options: RoundOptions, optimizer: MakeStep, service: Service, memory: ArrayMemory) -> Center:
     """The center of a sync PS, in its ``memory``; ``optimizer`` is for those that take optimizer steps."""
-    if options.algorithm == "async_ps":
+    if algorithm_of(options).steps_elsewhere:
         return GradientCenter(optimizer, options, service, memory)
     return ElasticCenter(options, service, memory)

@@ -26,7 +26,7 @@ from ssmpi.comm.shared_memory import placed
 from ssmpi.compress import MirrorSender, ShardCodecs
 from ssmpi.sync import pushes
 from ssmpi.sync.center_shard import APPLIED, Center, MakeStep, Step
-from ssmpi.sync.codecs import pull_codec_of
+from ssmpi.sync.codecs import codec_of, pull_codec_of
 from ssmpi.sync.options import DENSE, RoundOptions
 
 
@@ -41,9 +41,9 @@ class GradientCenter(Center):
         self._mirrors: dict[tuple[int, int], MirrorSender] = {}  # by client
         self._options, self._mirrored = options, options.pull_codec != DENSE
         if self._mirrored:
-            compress.compile_kernels(options.pull_codec)
+            compress.compile_kernels(pull_codec_of(options))
         if self._encoded:
-            compress.compile_kernels(DENSE)  # decoding is the same for all
+            compress.compile_kernels(codec_of(options))
         self._optimizer, self._of_optimizer = optimizer, memory.part("optimizer", shared=False)
         self._steps: list[Step] = []
         optimizer(np.empty(0, np.float32))(np.empty(0, np.float32), 0.0)  # compiles now, not in the first round

@@ -10,6 +10,7 @@ import numpy as np
 
 from ssmpi import compress
 from ssmpi.sync.average import Average
+from ssmpi.sync.codecs import codec_of
 from ssmpi.sync.exchange import Exchange, FusedMove, Refer, divergence
 from ssmpi.sync.host_average import HostTeam
 from ssmpi.sync.in_place import Replicas, average
@@ -153,7 +154,7 @@ class EncodedMean(ReducedMean):
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
         super().__init__(options, weights, context)
-        compress.compile_kernels(options.codec)
+        compress.compile_kernels(codec_of(options))
         pending = context.local.memory.array("pending", weights.shape, np.float32)
         place = context.replicas.rank, context.replicas.size
         mirrors = MeanMirrors(options, context.local.replica.layers, place, pending)

@@ -4,11 +4,14 @@ its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from ssmpi.core import settings, user_code
 
 T = TypeVar("T")
 DENSE = "dense"  # the setting for no codec
+OWN = "algorithm", "codec", "pull_codec"  # settings that may name a class in a file of the user's own
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,8 @@ class RoundOptions:
 
     REMOVED: ClassVar = {"by": "thread"}
     algorithm: str = "ma"
-    """What a round does: ``none``, ``easgd``, ``ma``, ``bmuf``, ``slowmo``, ``gossip``, ``async_ps`` or
-    ``synchronous``.
+    """What a round does: ``none``, ``easgd``, ``ma``, ``bmuf``, ``slowmo``, ``gossip``, ``async_ps``, ``synchronous``,
+    or ``FILE.py:CLASS``, a class of your own.
     """
     pace: str = "shadow"
     """When rounds run: ``shadow``, back to back in the background, or ``fixed_rate``, in the training loop,
@@ -61,6 +64,9 @@ class RoundOptions:
     """The same as ``codec`` for the weights that ``async_ps`` pulls: a sync PS answers with the entries that differ
     most from the trainer's copy; with ``threshold:0`` with all that have changed, which are few if pushes are encoded.
     """
+    custom: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of an algorithm from a file of your own, by name."""
+    code: tuple[tuple[str, bytes], ...] = field(default=(), metadata=settings.DERIVED)  # texts of own files, by setting
 
     @property
     def by_thread(self) -> bool:
@@ -72,5 +78,26 @@ class RoundOptions:
         return threads if self.by_thread else 1
 
     def own(self, section: type[T]) -> T:
-        """The section of one algorithm."""
-        return next(value for value in vars(self).values() if isinstance(value, section))
+        """The section of one algorithm; of the user's own one, what ``[sync.custom]`` sets."""
+        found = (value for value in vars(self).values() if isinstance(value, section))
+        return next(found, None) or settings.build(section, self.custom, "sync.custom.")
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The settings that name a class in a file of the user's own."""
+        return {name: getattr(self, name) for name in OWN if user_code.names_file(getattr(self, name))}
+
+    @property
+    def lacks_code(self) -> bool:
+        """Whether some of these files have not been read, so that what depends on them cannot be checked."""
+        return len(self.own_names) > len(self.code)
+
+    def source(self, name: str) -> bytes:
+        """The text of the user's own file that the setting ``name`` names."""
+        return dict(self.code).get(name) or user_code.source(getattr(self, name), f"sync.{name}")
+
+    @property
+    def identity(self) -> str:
+        """The algorithm, as checkpoints record whose state they hold."""
+        own = "algorithm" in self.own_names
+        return user_code.identity(self.algorithm, self.source("algorithm")) if own else self.algorithm

@@ -15,7 +15,7 @@ from ssmpi.files.log import log
 from ssmpi.sync import pushes
 from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.center_shard import APPLIED, EXCHANGE, FETCH, STATE
-from ssmpi.sync.codecs import codec_of
+from ssmpi.sync.codecs import codec_of, pull_codec_of
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pushes import PendingGradients
 from ssmpi.sync.round_context import RoundContext
@@ -33,9 +33,9 @@ class PushPull(CenterExchange):
         self._pulled: MirrorReceiver | None = None  # the center
         self._sum = np.empty_like(weights)
         if self._encodes:
-            compress.compile_kernels(options.codec)
+            compress.compile_kernels(codec_of(options))
         if options.pull_codec != DENSE:
-            compress.compile_kernels(options.pull_codec)
+            compress.compile_kernels(pull_codec_of(options))
             self._pulled = MirrorReceiver(self.shards)
             self.fetch()
         if thread == 0:

@@ -15,7 +15,7 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.core.traffic import Link
 from ssmpi.run.requirements import dense_parameters
-from ssmpi.sync import ALGORITHMS, ALL_TRAINERS, SYNC_PS
+from ssmpi.sync import ALL_TRAINERS, SYNC_PS, algorithm_of
 from ssmpi.sync.options import DENSE
 from ssmpi.tools.distinct_rows import sent_bytes
 from ssmpi.tools.group_forecast import GroupWork, work_of
@@ -183,7 +183,7 @@ def ratio(speed: float, size: float) -> float:
 def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
     """The forecast for a run; reads a few batches of its data. SettingsError for algorithms that it does not cover."""
     positive("--step-ms", 1e3 * step, SECONDS)
-    sync, kind = config.sync, ALGORITHMS[config.sync.algorithm]
+    sync, kind = config.sync, algorithm_of(config.sync)
     if kind.in_the_step:
         raise SettingsError(f"no forecast for sync.algorithm = '{sync.algorithm}': it has no rounds beside its steps")
     servers = config.topology.sync_ps if kind.partner == SYNC_PS else 1
@@ -215,7 +215,7 @@ def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None
     """The bytes that the partner receives and sends in a round of one fragment, given the ``messages`` of a round over
     the whole vector, None each without a codec; and the codec's processor seconds. Assumes at least two replicas.
     """
-    sync, parameters, kind = config.sync, dense_parameters(config), ALGORITHMS[config.sync.algorithm]
+    sync, parameters, kind = config.sync, dense_parameters(config), algorithm_of(config.sync)
     if sync.codec == sync.pull_codec == DENSE:
         return None, None, 0.0
     topology = replace(config.topology, trainers=max(2 * config.topology.group, config.topology.trainers))

@@ -31,7 +31,7 @@ from ssmpi.run.requirements import (
     round_cost,
     row_memory,
 )
-from ssmpi.sync import ALGORITHMS, ALL_TRAINERS, SYNC_PS
+from ssmpi.sync import ALL_TRAINERS, SYNC_PS, algorithm_of
 from ssmpi.sync.options import DENSE
 from ssmpi.sync.rows import row_gradient_bytes
 from ssmpi.tools import group_plan
@@ -219,7 +219,7 @@ def traffic(config: Config, placement: Placement) -> str:
                 f"  and for keys of PSs on other hosts: {in_units(asked)} more, {servers} messages in: keys, and rows "
                 "that they share"
             )
-    kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
+    kind, sync = algorithm_of(config.sync), config.sync
     found = round_cost(config).sent
     each = {link: size / sync.fragments for link, size in found.items()}
     when = "an iteration, too" if kind.in_the_step else "a round" if sync.fragments == 1 else "a round of one fragment"

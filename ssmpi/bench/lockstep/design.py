@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ssmpi.bench.lockstep.rounds import KNOWN
+from ssmpi.bench.lockstep.rounds import check_algorithm
 from ssmpi.bench.lockstep.run import LARGEST_SEED, Lockstep
 from ssmpi.config import Config
 from ssmpi.core import settings
@@ -259,8 +259,7 @@ class StudyDesign:
 
     def _check(self, subject: Subject, choice: Choice) -> None:
         try:
-            algorithm = self.config(subject, choice).sync.algorithm
-            require(algorithm in KNOWN, f"lockstep knows sync.algorithm = {', '.join(KNOWN)}, got {algorithm!r}")
+            check_algorithm(self.config(subject, choice).sync)
         except SettingsError as error:
             raise SettingsError(f"{subject.algorithm}, {subject.size}: {error}") from None
 

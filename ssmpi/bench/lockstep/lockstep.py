@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmpi.bench.lockstep.rounds import check_algorithm
 from ssmpi.bench.lockstep.run import SEEDS, Lockstep, LockstepRun
 from ssmpi.core.errors import SettingsError
 from ssmpi.data.schema import read_manifest
@@ -36,6 +37,8 @@ def measure(
         raise SettingsError(f"--runs must be at least 1, got {runs}")
     if out:
         atomic_file.check(out)
+    config = config.with_code()
+    check_algorithm(config.sync)
     data = read_manifest(Path(config.data.folder))
     splits = [split for split in (config.evaluate.split, config.evaluate.final) if data.has_rows(split)]
     print(f"seeds of {', '.join(vary)} vary" if vary else "no seed varies")

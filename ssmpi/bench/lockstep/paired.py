@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmpi.bench.lockstep.lockstep import CURVE, one
+from ssmpi.bench.lockstep.rounds import check_algorithm
 from ssmpi.bench.lockstep.run import Lockstep
 from ssmpi.core.errors import SettingsError
 from ssmpi.files import atomic_file
@@ -51,7 +52,9 @@ def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep
             raise SettingsError(f"--case: gap is a number, got '{gaps[-1]}'") from None
         own = dataclasses.replace(lockstep, gap=gap, feedback=lockstep.feedback and NO_FEEDBACK not in words)
         settings = [word for word in words if word != NO_FEEDBACK and not word.startswith(GAP)]
-        found.append(Case(text or AS_GIVEN, load(settings), own))
+        config = load(settings).with_code()
+        check_algorithm(config.sync)
+        found.append(Case(text or AS_GIVEN, config, own))
     names = [case.name for case in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise SettingsError(f"--case: '{twice[0]}' is there twice")

@@ -23,7 +23,17 @@ from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import ENTRIES, SENT, Traffic, meter
 from ssmpi.model.options import DenseOptions
 from ssmpi.roles.sync_ps import optimizer
-from ssmpi.sync import ALGORITHMS, SYNC_PS, LocalTrainer, ReplicaMemory, RoundContext, Synchronizer, exchanges
+from ssmpi.sync import (
+    ALGORITHMS,
+    SYNC_PS,
+    LocalTrainer,
+    ReplicaMemory,
+    RoundContext,
+    Synchronizer,
+    algorithm_of,
+    exchanges,
+)  # fmt: skip
+from ssmpi.sync.base import ANOTHER_TRAINER
 from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.options import RoundOptions
 
@@ -31,7 +41,6 @@ if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
 T = TypeVar("T")
-KNOWN = ("none", "bmuf", "ma", "slowmo", "easgd", "async_ps")
 WAITING = WaitOptions()
 
 
@@ -48,6 +57,21 @@ class Pushing:
     feedback: bool = True
 
 
+def check_algorithm(options: RoundOptions) -> None:
+    """Raise SettingsError for an algorithm that lockstep cannot run: its trainers take part in rounds at given times,
+    and partners that answer at any time, or steps that are rounds, do not.
+    """
+    if not _runs(algorithm_of(options)):
+        known = [name for name, kind in ALGORITHMS.items() if _runs(kind)]
+        raise SettingsError(
+            f"lockstep knows sync.algorithm = {', '.join(known)} and those derived from them, got {options.algorithm!r}"
+        )
+
+
+def _runs(kind: type[Synchronizer]) -> bool:
+    return kind.partner != ANOTHER_TRAINER and not kind.in_the_step
+
+
 class LockstepRounds:
     """``replicas`` are the live vectors of all trainers, float32 (parameters,) each. A gap below 1 means several rounds
     per tick. Trainers that exchange with a center take turns within the gap; others meet, each on a thread of its own.
@@ -61,12 +85,11 @@ class LockstepRounds:
         staleness: int,
         pushing: Pushing | None = None,
     ) -> None:
-        if options.algorithm not in KNOWN:
-            raise SettingsError(f"lockstep knows sync.algorithm = {', '.join(KNOWN)}, got {options.algorithm!r}")
+        check_algorithm(options)
         self.count, self._gap, self._staleness, self._tick = 0, gap, staleness, 0
         self._late: list[tuple[int, Callable[[], None]]] = []
         self._pushing, self._traffic, self._job = pushing or Pushing(), Traffic(), AnsweringJob()
-        self._kind = ALGORITHMS[options.algorithm]
+        self._kind = algorithm_of(options)
         self._central = self._kind.partner == SYNC_PS
         # Every merge is a message's: memory that others move knows no staleness.
         self._options = replace(

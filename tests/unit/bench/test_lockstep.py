@@ -241,8 +241,13 @@ def test_a_group_is_refused_with_what_it_is_in_lockstep(tmp_path, small_data):
 
 
 def test_an_algorithm_without_lockstep_rounds_is_refused(tmp_path, small_data):
-    with pytest.raises(SettingsError, match="none, bmuf, ma, slowmo, easgd, async_ps"):
+    """Of several cases, before the first one trains."""
+    with pytest.raises(SettingsError, match="none, easgd, ma, bmuf, slowmo, async_ps and those derived"):
         in_lockstep(tmp_path, small_data, "sync.algorithm=gossip", "topology.trainers=2")
+    with pytest.raises(SettingsError, match=r"lockstep knows .* got 'gossip'"):
+        paired.cases_of(
+            ["sync.algorithm=gossip"], lambda words: write_run_file(tmp_path, small_data, *words), Lockstep()
+        )
 
 
 def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch, capsys):
