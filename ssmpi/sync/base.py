@@ -74,7 +74,7 @@ class Synchronizer:
         """
         local = self.context.local
         began, done = time.monotonic(), local.steps
-        moved = self.exchange.round(self._next_fragment(), active, self.refer)
+        moved = self.exchange.round(self.next_fragment(), active, self.refer)
         if moved and active:
             self.exchange.count(time.monotonic() - began, float(local.steps - done))
         return moved
@@ -118,7 +118,8 @@ class Synchronizer:
         """All trainers have equal weights after their warm-up: start from these instead of the initial ones."""
         self.exchange.restart()
 
-    def _next_fragment(self) -> int:
+    def next_fragment(self) -> int:
+        """The fragment whose turn it is."""
         fragment = self._turn % len(self.fragments)
         self._turn += 1
         return fragment

@@ -75,7 +75,7 @@ class BlockFiltered(MA):
         in any other block: otherwise the next part would undo its step.
         """
         for _ in self.fragments:
-            self.exchange.round_of_all(self._next_fragment(), self.refer)
+            self.exchange.round_of_all(self.next_fragment(), self.refer)
 
     def common(self) -> list[np.ndarray]:
         """Also the global model and its last step."""

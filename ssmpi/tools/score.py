@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmpi import sync
 from ssmpi.checkpoint import model_files, saved_network, saved_tables
 from ssmpi.checkpoint.data_origin import DataOrigin, described
 from ssmpi.comm.failure import say
@@ -82,8 +83,8 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> SavedModel:
             f"({topology.arithmetic()}) that this run had without sync PSs, got {ranks}: start it without mpirun, "
             f"or with mpirun -n {topology.size}"
         )
-    sync = dataclasses.replace(config.sync, algorithm="none")
-    config = dataclasses.replace(config, topology=topology, hierarchy=HierarchyOptions(), sync=sync)
+    alone = sync.Options(algorithm="none")  # without the run's codec or its user's own settings, which need another one
+    config = dataclasses.replace(config, topology=topology, hierarchy=HierarchyOptions(), sync=alone)
     config, setting = saved_tables.with_room(config, model, config), str(data or config.data.folder)
     return SavedModel(model, saved_network.of_model(config, model, setting), DataOrigin.of_model(model, setting))
 

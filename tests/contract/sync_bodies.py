@@ -76,7 +76,7 @@ class ThreadModel:
 
 def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     """``work(synchronizers)`` on a trainer, while sync PSs serve; the trainer's result."""
-    kind = sync.ALGORITHMS[options.algorithm]
+    kind = sync.algorithm_of(options)
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
         service = Service(world.center, WAITING)
         handler = sync.exchanges.handler(

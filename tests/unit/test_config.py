@@ -140,7 +140,7 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("sync.alpha=0", "alpha must be in (0, 1], got 0.0"),
         (
             "sync.algorithm=eagsd",
-            "algorithm is one of none, easgd, ma, bmuf, slowmo, gossip, async_ps, synchronous, got 'eagsd'",
+            "is one of none, easgd, ma, bmuf, slowmo, gossip, async_ps, synchronous, or FILE.py:CLASS, got 'eagsd'",
         ),
         ("sync.pace=shade", "pace is one of shadow, fixed_rate"),
         ("sync.merge=mean", "merge is difference or interpolate"),
