@@ -72,10 +72,10 @@ class Unit:
 
 @dataclass
 class Tally:
-    """What pass 1 counts: ``missing`` int64 (fields,); ``largest`` int64 (dense,), the largest packed values;
-    ``splits`` int64 (3,), the rows of each split where rows say theirs; ``moments`` float64 (dense, 3): number, sum and
-    sum of squares of the values of counted rows that are not missing; ``times``: the first and the last, where rows are
-    to be in their order; ``listed``: tokens of all lists.
+    """What pass 1 counts: ``missing`` int64 (fields,); ``largest`` int64 (dense,), the largest packed values, of tables
+    the largest absolute ones; ``splits`` int64 (3,), the rows of each split where rows say theirs; ``moments`` float64
+    (dense, 3): number, sum and sum of squares of the values of counted rows that are not missing; ``times``: the first
+    and the last, where rows are to be in their order; ``listed``: tokens of all lists.
     """
 
     missing: np.ndarray
@@ -197,6 +197,10 @@ class RowFormat(ABC):
         """Raise RawDataError if what pass 1 has found of the pieces (``PieceRecord``) cannot be prepared; ``fitting`` a
         vocabulary.
         """
+
+    def remarks(self, records: Sequence[Any]) -> list[str]:
+        """What people have to be told of the rows (``PieceRecord``) that were prepared."""
+        return []
 
     def hash_range(self, feature: int) -> int:
         """The range of a feature whose tokens are hashed instead of counted; 0 for others."""

@@ -124,7 +124,7 @@ def summary(job: Preparation, records: Sequence[PieceRecord], manifest: Manifest
         lines.append(
             f"{name}: {split.rows:,} rows in {len(split.shards)} shards{rate}, source rows [{start:,}, {stop:,})"
         )
-    return "\n".join(lines + skipped_lines(job, records))
+    return "\n".join(lines + skipped_lines(job, records) + job.format.remarks(records))
 
 
 def skipped_lines(job: Preparation, records: Sequence[PieceRecord]) -> list[str]:

@@ -13,6 +13,7 @@ from data_prep.files import file_checksum
 from data_prep.options import PrepareOptions
 from data_prep.passes import compare_views, run
 from data_prep.preparation import Preparation, RawSource, RowFormat
+from data_prep.progress import say
 from data_prep.ranks import Ranks
 from data_prep.raw.parts import expand, in_order
 from data_prep.raw.sources import PARQUET, open_sources
@@ -37,7 +38,13 @@ def prepare(
     Every rank of the job calls it. Raises UserError, on all ranks, for invalid input.
     """
     read = _read_hashed if hashed else read_schema
-    return run(lambda: _open_job(ranks.first(lambda: read(schema)), files, options, ranks))
+    manifest = run(lambda: _open_job(ranks.first(lambda: read(schema)), files, options, ranks))
+    if not manifest.labelled and options.split_name != "test":
+        say(
+            ranks,
+            f'WARNING: no label: nothing can be trained on this data. Write label = "..." at the top of {schema}.',
+        )
+    return manifest
 
 
 def _read_hashed(path: Path) -> Schema:
@@ -146,7 +153,10 @@ def write_guess(schema: Path, files: Sequence[Path], *, hashed: bool = False) ->
     """
     if schema.exists():
         raise UserError(f"{schema}: exists, and would be lost; give another --schema, or remove it")
-    atomic_file.write(schema, _load("guess").guess(open_sources(expand(files)), hashed=hashed))
+    text, remarks = _load("guess").guess(open_sources(expand(files)), hashed=hashed)
+    atomic_file.write(schema, text)
+    for remark in remarks:
+        print(f"WARNING: {remark}")
     print(f"{schema}: look at every line, then start again without --guess and with --output")
 
 

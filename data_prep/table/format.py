@@ -15,6 +15,8 @@ from data_prep.table.rows import RowBuilder, TableRows
 from data_prep.table.schema import KEYS, STRING, Schema, some
 from ssmpi.compiled.jit import njit
 
+UNSCALED = 1000  # values from here on are far from those that networks are made for
+
 
 @njit(cache=True, nogil=True)
 def _put(values: np.ndarray, out: np.ndarray) -> None:
@@ -94,6 +96,18 @@ class TableFormat(RowFormat):
                     'split goes by the order of rows; sort the rows and files by time, or write split.by = "time"'
                 )
             last = record
+
+    def remarks(self, records: Sequence[Any]) -> list[str]:
+        """Dense features of a labelled table whose values are large and not scaled."""
+        if self.schema.label is None:
+            return []
+        largest = np.max([record.largest for record in records], axis=0)
+        return [
+            f'WARNING: {name} has values up to {most:.3g}, which "none" does not scale: training may diverge. '
+            f'Write {name} = "standardize" or "log1p" in [dense] of {self.schema.path}.'
+            for (name, column), most in zip(self.schema.dense.items(), largest, strict=True)
+            if column.transform == "none" and most >= UNSCALED
+        ]
 
     def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
         """The bits of float32 values after their transforms."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,26 +20,33 @@ from data_prep.preparation import RawSource
 from data_prep.raw.sources import TextStream
 from data_prep.table.arrow_lists import are_lists
 from data_prep.table.files import first_fields, quoting_of, refuse_other_text
+from data_prep.table.guess_label import TEXTS, gives_away, guess_label
 from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
-from data_prep.table.schema import LINE, UNQUOTED, some
+from data_prep.table.schema import BRACKETS, LINE, UNQUOTED, some
+from data_prep.table.text_values import MOMENT, lists_in_brackets, times_of
 from ssmpi.core.errors import DataError
 
-SEPARATORS = "\t,;|"
-LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "conversion", "converted", "target", "y")
-POSITIVE = ("yes", "y", "true", "t", "1", "click", "clicked", "conversion", "converted", "positive", "pos")
+SEPARATORS = "\t,;|\x01"  # the last one is Hive's
 TIMES = ("time", "timestamp", "datetime", "date", "ts")
-SAMPLE_ROWS = 1 << 16
-SAMPLE_BYTES = 1 << 21
+SAMPLE_BYTES = 1 << 27  # of text
+DECODED = 4  # times as many of Parquet, which is compressed
+BATCH_ROWS = 1 << 16
+LIST_ROWS = 1 << 16  # that show whether text has lists
 MISSING_WORDS = "NA", "na", "NaN", "nan", "None", "none", "-", "?"  # of numbers and dates; in text they may be words
 MISSING = "NULL", "null", "\\N", "N/A", "n/a", "#N/A", "<NA>", *MISSING_WORDS
+LEAST_ROWS = 50  # whose values are all different, for row numbers
+RESTARTS = 1 / 200  # at most, of the steps of what counts up
+ATOMIC = re.compile(r"(.+):(token|token_seq|float|float_seq)")  # RecBole's names and types of columns
+IDS = re.compile(r"(^|_)(id|ad|brand|campaign|cate|category|shop|product|movie|site|app)$|user|item")
+EPOCH_SECONDS = 10**8  # numbers from here on, in 1973, are times of a calendar
 FEW = 64  # integers with fewer values are categories
 EXACT = 2**53  # integers up to here are all of float64
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799  # of the years 1 to 9999, which dates in TOML have
 MANY = 10_000  # with more, those seen once are rare
 NUMERAL = r"^[-+]?\d+(\.\d+)?$"
 AMOUNT = r"^[-+]?[$€£]? ?(\d+|\d{1,3}([,.' \x{a0}\x{202f}]\d{3})+)([.,]\d+)?( ?[$€£%])?$"  # 1,096.06
+LEADING_ZERO, BEYOND = r"^\s*[-+]?0\d+", r"^\s*[-+]?\d{19,}$"
 OR_KEYS = "; or hash = true: keys, for a dynamic table"
-TEXTS = pa.string(), pa.large_string()
 LISTED = {
     *TEXTS,
     *(getattr(pa, f"{u}int{bits}")() for u in ("", "u") for bits in (8, 16, 32, 64)),
@@ -54,46 +62,71 @@ class Sample:
     whole: bool
 
 
-def guess(sources: Sequence[RawSource], *, hashed: bool) -> str:
-    """A schema in TOML, from the first of some files; ``hashed``: with keys of all categorical columns."""
+def guess(sources: Sequence[RawSource], *, hashed: bool) -> tuple[str, list[str]]:
+    """A schema in TOML, from the first of some files, and what its user has to be told; ``hashed``: with keys of all
+    categorical columns.
+    """
     source = sources[0]
     with source.path.open("rb") as file:
         binary = file.read(4) == b"PAR1"
     sample = _of_parquet(source.path) if binary else _of_text(source)
-    names = sample.rows.column_names
+    rows, names = sample.rows, sample.rows.column_names
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{source.path}: two columns {twice[0]!r}; rename one")
-    (label, label_line), time = _label(sample.rows), _time(sample.rows)
+    plain, types = _declared(names)
+    label, time = guess_label(rows, plain), _time(rows, plain)
     found: dict[str, list[str]] = {"dense": [], "categorical": [], "list": [], "unused": []}
+    alone = gives_away(rows, label, [name for name in names if name not in (time, label.column, *label.left_out)])
     for name in names:
-        if name in (time, label):
+        if name in (time, label.column):
             continue
         if not name.strip():
             found["unused"].append(f"# {_quoted(name)}: has no name, left out")
             continue
-        kind, line = _column(name, sample.rows[name], hashed=hashed)
+        kind, line = _column(name, rows[name], types.get(name, ""), hashed=hashed)
+        if name in alone:
+            line += f"; alone tells the label (AUC {alone[name]:.4f}): known before it?"
+        if kind != "unused" and (reason := label.left_out.get(name)):
+            line = f"# {line.removesuffix(OR_KEYS)}; left out: it {reason}"
         found[kind].append(line)
     for name in sources[0].partition:
         if name not in names:
             kind, line = _partition(name, {source.partition.get(name, "") for source in sources})
             found[kind].append(line)
     whole = sample.whole and len(sources) == 1
-    which = f"{'all' if whole else 'the first'} {sample.rows.num_rows:,} rows of {source.name}"
-    lines = [f"# Guessed from {which}: look at every line."]
-    gaps = sample.rows[label].null_count if label else 0
-    lines.append(label_line + f"  # missing in {gaps:,} rows, which are bad ones: --on-bad-row skip" * bool(gaps))
-    dates = _dates(sample.rows[time]) if time else []
-    if time:
-        lines.append(f"# time = {_quoted(time)}  # {'then split by it' if dates else 'then rows must be sorted by it'}")
-    lines += sample.settings
-    lines += _features(found, hashed=hashed)
-    lines += ["", "[split]", 'by = "rows"', "shares = [0.8, 0.1, 0.1]"]
-    if dates:
-        first, train, validation, last = dates
-        lines.append('# by = "time"  # instead of both' + ("" if whole else ", with dates from the whole data:"))
-        lines.append(f"# train_until = {train if whole else f' # a date; the first rows are from {first} to {last}'}")
-        lines.append(f"# validation_until = {validation if whole else ''}")
-    return "\n".join(lines) + "\n"
+    which = f"{'all' if whole else 'the first'} {rows.num_rows:,} rows of {source.name}"
+    lines = [f"# Guessed from {which}: look at every line.", *label.lines]
+    dates, known = _dates(rows[time]) if time else ([], False)
+    split = _split(time or "", dates, whole=whole, known=known)
+    lines += [*split[0], *sample.settings, *_features(found, hashed=hashed), *split[1]]
+    remarks = [
+        f"{name} alone tells the label (AUC {area:.4f}); leave it out unless it is known before the label"
+        for name, area in alone.items()
+    ]
+    return "\n".join(lines) + "\n", [label.remark] * bool(label.remark) + remarks
+
+
+def _split(time: str, dates: Sequence[str], *, whole: bool, known: bool) -> tuple[list[str], list[str]]:
+    """The lines of the time and of the split: by time if the time of all rows is ``known`` and cuts them in three."""
+    by_rows, line = ['by = "rows"', "shares = [0.8, 0.1, 0.1]"], f"time = {_quoted(time)}"
+    if not dates:
+        return [f"# {line}  # then rows must be sorted by it"] * bool(time), ["", "[split]", *by_rows]
+    first, train, validation, last = dates
+    until = [f"train_until = {train}", f"validation_until = {validation}"]
+    if whole and known and first != train != validation:
+        return [line], ["", "[split]", 'by = "time"', *until, *(f"# {one}" for one in by_rows)]
+    if not whole:
+        until = [f"train_until =  # a date; the first rows are from {first} to {last}", "validation_until = "]
+    by_time = ['by = "time"  # instead of both' + ", with dates from the whole data:" * (not whole), *until]
+    return [f"# {line}  # then split by it"], ["", "[split]", *by_rows, *(f"# {one}" for one in by_time)]
+
+
+def _declared(names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Names without the types in them, and these types, if all names have one: ``user_id:token``."""
+    parts = {name: ATOMIC.fullmatch(name) for name in names}
+    if not all(parts.values()):
+        return {name: name for name in names}, {}
+    return {n: part[1] for n, part in parts.items() if part}, {n: part[2] for n, part in parts.items() if part}
 
 
 def _features(found: dict[str, list[str]], *, hashed: bool) -> list[str]:
@@ -110,19 +143,24 @@ def _features(found: dict[str, list[str]], *, hashed: bool) -> list[str]:
 
 
 def _of_parquet(path: Path) -> Sample:
+    batches, size = [], 0
     try:
         with parquet.ParquetFile(path) as file:
-            batch = next(file.iter_batches(SAMPLE_ROWS, use_threads=False), None)
-            rows = file.metadata.num_rows
+            total = file.metadata.num_rows
+            for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
+                batches.append(batch)
+                size += batch.nbytes
+                if size >= SAMPLE_BYTES * DECODED:
+                    break
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file ({error}); fetch it again") from error
-    if batch is None:
+    if not batches:
         raise DataError(f"{path}: has no rows, from which to guess a schema")
-    columns = {
-        field.name: column.dictionary_decode() if pa.types.is_dictionary(field.type) else column
-        for field, column in zip(batch.schema, batch.columns, strict=True)
-    }
-    return Sample(pa.table(columns), [], batch.num_rows == rows)
+    rows = pa.Table.from_batches(batches)
+    for place, field in enumerate(rows.schema):
+        if pa.types.is_dictionary(field.type):
+            rows = rows.set_column(place, field.name, rows.column(place).cast(field.type.value_type))
+    return Sample(rows, [], rows.num_rows == total)
 
 
 def _of_text(source: RawSource) -> Sample:
@@ -142,7 +180,7 @@ def _of_text(source: RawSource) -> Sample:
         names = [f"column{i}" for i in range(1, len(names) + 1)]
         settings.append("columns = [" + ", ".join(map(_quoted, names)) + "]")
 
-    def read(missing: Sequence[str], **types: dict[str, pa.DataType]) -> pa.Table:
+    def read(missing: Sequence[str], types: Mapping[str, pa.DataType]) -> pa.Table:
         """As the preparation does: true and false are text."""
         return arrow_csv.read_csv(
             pa.BufferReader(content),
@@ -155,19 +193,45 @@ def _of_text(source: RawSource) -> Sample:
                 invalid_row_handler=lambda row: "skip",
             ),
             arrow_csv.ConvertOptions(
-                null_values=["", *missing], strings_can_be_null=True, true_values=[], false_values=[], **types
+                null_values=["", *missing], strings_can_be_null=True, true_values=[], false_values=[],
+                column_types=types,
             ),
-        )
+        )  # fmt: skip
 
     try:
-        missing = _missing(read([], column_types=dict.fromkeys(names, pa.binary())), read(MISSING))
-        rows = read(list(missing))
+        texts, typed = read([], dict.fromkeys(names, pa.binary())), read(MISSING, {})
+        missing = _missing(texts, typed)
+        digits = _of_digits(texts, typed)
+        del texts, typed
+        rows = _with_times(read(list(missing), dict.fromkeys(digits, pa.string())))
     except pa.ArrowInvalid as error:
         raise DataError(f"{source.path}: no schema can be guessed: {error}; write one by hand") from error
     if missing:
         where = "; ".join(f"{value} in {some(columns, 3)}" for value, columns in missing.items())
         settings.append(f"missing = [{', '.join(map(_quoted, ['', *missing]))}]  # {where}")
     return Sample(rows, settings, whole)
+
+
+def _of_digits(texts: pa.Table, typed: pa.Table) -> list[str]:
+    """The columns of digits that are no numbers: as such they would lose leading zeros, or digits beyond 64 bits."""
+    found = []
+    for field, column in zip(typed.schema, texts.columns, strict=True):
+        beyond = f"$|{BEYOND}" * pa.types.is_floating(field.type)
+        digits = pa.types.is_integer(field.type) or beyond
+        if digits and pc.any(pc.match_substring_regex(column, LEADING_ZERO + beyond)).as_py():
+            found.append(field.name)
+    return found
+
+
+def _with_times(rows: pa.Table) -> pa.Table:
+    """The rows with text such as ``2025-03-01 10:00:00 UTC`` as times, which Arrow leaves as text."""
+    for place, name in enumerate(rows.column_names):
+        column = rows.column(place)
+        there = column.drop_null()
+        if column.type in TEXTS and len(there) and re.match(MOMENT, there[0].as_py()):
+            with contextlib.suppress(pa.ArrowInvalid):  # other text that begins as a time does
+                rows = rows.set_column(place, name, times_of(column.combine_chunks()))
+    return rows
 
 
 def _missing(texts: pa.Table, typed: pa.Table) -> dict[str, list[str]]:
@@ -183,32 +247,10 @@ def _missing(texts: pa.Table, typed: pa.Table) -> dict[str, list[str]]:
     return {value: found[value] for value in MISSING if value in found and value in clear}
 
 
-def _label(rows: pa.Table) -> tuple[str, str]:
-    """The column that looks like the label, or none, and the line of the label."""
-    for name in rows.column_names:
-        column = rows[name].drop_null()
-        number, integer = _are_numbers(column.type), pa.types.is_integer(column.type)
-        if name.lower() == "rating" and (integer or number):
-            return name, f'label = "{name} >= 4"'
-        if name.lower() not in LABELS:
-            continue
-        if number:
-            integer = not set(pc.unique(column).to_pylist()) - {0, 1}  # as pandas writes them if some are missing
-        if integer or pa.types.is_boolean(column.type):
-            return name, f"label = {_quoted(name)}"
-        if column.type in TEXTS and len(values := sorted(pc.unique(column).to_pylist())) == 2:
-            chosen = [value for value in values if value.lower() in POSITIVE]
-            one = chosen[0] if len(chosen) == 1 else values[0]
-            other, positive = values[values[0] == one], f"{name} == '{one}'"
-            rule = f"label = {_quoted(positive)}  # else {_quoted(other)}"
-            return name, rule if len(chosen) == 1 else f"# {rule}: say which of them is 1"
-    return "", """# label = "..."  # a column of 0 and 1, or a rule: rating >= 4, clicked == 'yes'"""
-
-
-def _time(rows: pa.Table) -> str | None:
+def _time(rows: pa.Table, plain: Mapping[str, str]) -> str | None:
     """The column that looks like the time: by its name, or else the first one of dates."""
     dates = (name for name in rows.column_names if _are_dates(rows.schema.field(name).type))
-    return next((name for name in rows.column_names if name.lower() in TIMES), next(dates, None))
+    return next((name for name in rows.column_names if plain[name].lower() in TIMES), next(dates, None))
 
 
 def _are_dates(kind: pa.DataType) -> bool:
@@ -220,43 +262,82 @@ def _are_numbers(kind: pa.DataType) -> bool:
     return pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
-def _dates(column: pa.ChunkedArray) -> list[str]:
-    """A column's first date, what 80 % and 90 % of its dates are before, and the last; empty if it has none."""
-    column = column.drop_null()
-    if not _are_dates(column.type) or not len(column):
-        return []
-    seconds = np.sort(column.cast(pa.timestamp("s"), safe=False).cast(pa.int64()).to_numpy())
-    seconds = seconds[(seconds >= FIRST_SECOND) & (seconds <= LAST_SECOND)]
-    places = [0, len(seconds) * 8 // 10, len(seconds) * 9 // 10, -1] if len(seconds) else []
-    return [str(np.datetime64(int(seconds[place]), "s")) for place in places]
+def _dates(column: pa.ChunkedArray) -> tuple[list[str], bool]:
+    """A column's first time, what 80 % and 90 % of its times are before, and the last, as TOML has them, and whether
+    all rows have one. Times are dates, or numbers that can be seconds since 1970; of others there are none.
+    """
+    there = column.drop_null()
+    if _are_dates(column.type):
+        values = np.sort(there.cast(pa.timestamp("s"), safe=False).cast(pa.int64()).to_numpy())
+        values = values[(values >= FIRST_SECOND) & (values <= LAST_SECOND)].astype("datetime64[s]")
+    elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        values = np.sort(there.to_numpy())
+        values = values if len(values) and values[0] >= EPOCH_SECONDS else values[:0]
+    else:
+        values = np.empty(0)
+    places = [0, len(values) * 8 // 10, len(values) * 9 // 10, -1] if len(values) else []
+    return [str(values[place]) for place in places], len(values) == len(column)
 
 
-def _column(name: str, column: pa.ChunkedArray, *, hashed: bool) -> tuple[str, str]:
-    """``dense``, ``categorical``, ``list`` or ``unused``, and the line of one column."""
+def _column(name: str, column: pa.ChunkedArray, declared: str, *, hashed: bool) -> tuple[str, str]:
+    """``dense``, ``categorical``, ``list`` or ``unused``, and the line of one column, of the type that its name has
+    ``declared``, if any.
+    """
+    column = column if declared == "float" else _whole(column)
     kind, key = column.type, name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
     if column.null_count < len(column) and are_lists(kind) and kind.value_type in LISTED:
         return "list", _list(key, column, "")
     if column.null_count == len(column) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
         return "unused", f"# {key}: {kind}, left out"
+    if declared == "float_seq":
+        return "unused", f"# {key}: lists of numbers, which are no ids; left out"
     if len(column) > 1 and pc.count_distinct(column, mode="all").as_py() == 1:
         return "unused", f"# {key}: the same in all rows seen, which says nothing; left out"
-    if kind in TEXTS and (separator := separator_of(column)):
-        return "list", _list(key, pc.split_pattern(column.cast(pa.string()), pattern=separator), separator)
+    if declared == "token_seq":
+        return "list", _list(key, column.cast(pa.string()), " ")
+    if kind in TEXTS and not declared and (separator := separator_of(column[:LIST_ROWS])):
+        return "list", _list(key, column.cast(pa.string()), separator)
     values = pc.count_distinct(column).as_py()
     scaled = "; takes a pass over the files, none and log1p do not" * hashed
     if _are_numbers(kind):
         ids = "; beyond 2^53: if these are ids, they are strings of [categorical]"
         scaled += ids * (pc.max(pc.abs(column.cast(pa.float64()))).as_py() >= EXACT)
         return "dense", f'{key} = "standardize"  # {values:,} values{scaled}'
-    if pa.types.is_integer(kind) and values > FEW and not re.search(r"(^|_)id$|user|item", name.lower()):
+    integer, plain = pa.types.is_integer(kind), ATOMIC.sub(r"\1", name.lower())
+    if integer and (declared == "float" or (not declared and values > FEW and not IDS.search(plain))):
         transform = "log1p" if pc.min(column).as_py() >= 0 else "standardize"
-        return "dense", f'{key} = "{transform}"  # {values:,} values{scaled * (transform == "standardize")}'
-    integer = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        line = f'{key} = "{transform}"  # {values:,} values{scaled * (transform == "standardize")}'
+        return "dense", _unless_row_numbers(line, column)
     rare = ", hash = true" if hashed else ", min_count = 2" if values > MANY else ""
-    more = "" if hashed or not rare else OR_KEYS
-    more += _of_numbers(column.drop_null()) if kind in TEXTS else ""
-    kind_name = "integer" if integer else "string"
-    return "categorical", f'{key} = {{ type = "{kind_name}"{rare} }}  # {values:,} values{more}'
+    more = _of_numbers(column.drop_null()) if kind in TEXTS else ""
+    kind_name = "integer" if integer or pa.types.is_boolean(kind) else "string"
+    line = f'{key} = {{ type = "{kind_name}"{rare} }}  # {values:,} values'
+    if not more:
+        line = _unless_row_numbers(line, column)
+    return "categorical", line + ("" if hashed or not rare else OR_KEYS) * (line[0] != "#") + more
+
+
+def _whole(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Floats that are all whole as integers: ids become floats where pandas finds some of them missing."""
+    if not pa.types.is_floating(column.type):
+        return column
+    values = column.to_numpy()
+    there = ~np.isnan(values)
+    if not there.any() or np.any(np.abs(values[there]) >= EXACT) or np.any(values[there] % 1):
+        return column
+    return pa.chunked_array([pa.array(np.where(there, values, 0).astype(np.int64), mask=~there)])
+
+
+def _unless_row_numbers(line: str, column: pa.ChunkedArray) -> str:
+    """The line of a column of integers or text, as a comment if its values are different in all rows, or count them."""
+    values = column.drop_null()
+    if len(values) < LEAST_ROWS:
+        return line
+    if pc.count_distinct(values).as_py() == len(values):
+        return f"# {line}, all different, as row numbers are: left out"
+    if pa.types.is_integer(values.type) and np.mean(np.diff(values.to_numpy()) != 1) < RESTARTS:
+        return f"# {line}, which count up as row numbers do: left out"
+    return line
 
 
 def _partition(name: str, values: set[str]) -> tuple[str, str]:
@@ -269,19 +350,26 @@ def _partition(name: str, values: set[str]) -> tuple[str, str]:
 def _of_numbers(texts: pa.ChunkedArray) -> str:
     """What is to be said of texts that look like numbers."""
     plain = pc.match_substring_regex(texts, NUMERAL)
-    if share_of(plain) >= NEARLY_ALL and (others := texts.filter(pc.invert(plain))):
-        return f"; numbers, but for {_quoted(others[0].as_py())}: does it mean a missing one (table.missing)?"
+    if share_of(plain) >= NEARLY_ALL:
+        if others := texts.filter(pc.invert(plain)):
+            return f"; numbers, but for {_quoted(others[0].as_py())}: does it mean a missing one (table.missing)?"
+        zeros = pc.any(pc.match_substring_regex(texts, LEADING_ZERO)).as_py()
+        return "; text, since numbers have no leading zeros: 07 and 7 are two" if zeros else ""
     if share_of(pc.match_substring_regex(texts, AMOUNT)) >= NEARLY_ALL:
         return "; these look like numbers with separators, which are read as text: take them out for [dense]"
     return ""
 
 
 def _list(key: str, lists: pa.ChunkedArray, separator: str) -> str:
-    """The line of a list column."""
+    """The line of a list column; with a ``separator``, of text."""
+    if separator == BRACKETS:
+        lists = lists_in_brackets(lists.cast(pa.binary()).combine_chunks()).cast(pa.list_(pa.string()))
+    elif separator:
+        lists = pc.split_pattern(lists, pattern=separator)
     values = pc.list_flatten(lists).drop_null()
     if text := values.type in TEXTS:
         values = values.filter(pc.not_equal(values, ""))  # missing ones are left out
-    whole = not text or bool(pc.all(pc.match_substring_regex(values, r"^-?\d{1,18}$")).as_py())
+    whole = not text or bool(pc.all(pc.match_substring_regex(values, r"^(0|-?[1-9]\d{0,17})$")).as_py())
     distinct = pc.count_distinct(values).as_py()
     settings = [f'type = "{"integer" if whole else "string"}"', f"longest = {pc.max(pc.list_value_length(lists))}"]
     settings += [f"separator = {_quoted(separator)}"] * bool(separator) + ["min_count = 2"] * (distinct > MANY)

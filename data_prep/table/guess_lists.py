@@ -6,6 +6,7 @@ may lie between words of prose is held to more: titles and names are no lists.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,8 +15,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-DISTINCT_SHARE = {"|": 0.8, ";": 0.8, ", ": 0.5, ",": 0.5, " ": 0.2}  # of values, at most: those of lists repeat
-OF_LISTS, OF_PROSE = ("|", ";"), (", ", " ")
+from data_prep.table.schema import BRACKETS
+from data_prep.table.text_values import lists_in_brackets
+
+DISTINCT_SHARE = {
+    "|": 0.8,
+    ";": 0.8,
+    "^": 0.8,
+    "\x01": 0.8,
+    "\x02": 0.8,
+    ", ": 0.5,
+    ",": 0.5,
+    " ": 0.2,
+}  # of values, at most: those of lists repeat
+OF_LISTS, OF_PROSE = ("|", ";", "^", "\x01", "\x02"), (", ", " ")
 SOME, NEARLY_ALL = 0.1, 0.95  # shares
 MANY = 3  # values of a text: decimal commas, and names such as Smith, John, make two
 GROWTH = 1.2  # of different values, when twice as many texts are read; of words of prose 1.4 to 1.6 (Heaps' law)
@@ -30,7 +43,18 @@ def separator_of(column: pa.ChunkedArray) -> str:
     """What lies between the values of lists in strings; empty if they seem to be none."""
     cells = column.cast(pa.string()).drop_null()
     texts = pc.unique(cells)
+    if _in_brackets(texts):
+        return BRACKETS
     return next((separator for separator in DISTINCT_SHARE if Split(cells, texts, separator).has_lists), "")
+
+
+def _in_brackets(texts: pa.Array) -> bool:
+    """Whether nearly all texts are lists in brackets, and their values no numbers with fractions."""
+    if share_of(pc.match_substring_regex(texts, r"^\s*\[")) < NEARLY_ALL:
+        return False
+    lists = lists_in_brackets(texts.cast(pa.binary()))
+    fractions = share_of(pc.match_substring_regex(lists.flatten(), r"^[-+]?\d*\.\d*([eE][-+]?\d+)?$"))
+    return share_of(lists.is_valid()) >= NEARLY_ALL and fractions < SOME
 
 
 @dataclass(frozen=True)
@@ -96,8 +120,9 @@ class Split:
     @property
     def _are_numbers(self) -> bool:
         """Whether texts are numbers whose digits are in groups of three, but for the first: 12,345,678."""
-        groups = rf"^-?\d{{1,3}}([{self.separator}]\d{{3}})*$"
-        short = share_of(pc.match_substring_regex(self.texts, rf"^-?\d{{1,2}}[{self.separator}]"))
+        between = re.escape(self.separator)
+        groups = rf"^-?\d{{1,3}}([{between}]\d{{3}})*$"
+        short = share_of(pc.match_substring_regex(self.texts, rf"^-?\d{{1,2}}[{between}]"))
         return short > SOME and share_of(pc.match_substring_regex(self.texts, groups)) >= NEARLY_ALL
 
     @property

@@ -10,10 +10,11 @@ from data_prep.raw.diagnosis import shorten
 from data_prep.table.arrow_lists import are_lists, lengths_of, shown
 from data_prep.table.arrow_strings import ARROW, missing_values, null_where_missing, tokens_of
 from data_prep.table.list_weights import weights_of
-from data_prep.table.schema import INTEGER, STRING, ListColumn, Schema
+from data_prep.table.schema import BRACKETS, INTEGER, STRING, ListColumn, Schema
+from data_prep.table.text_values import lists_in_brackets
 from data_prep.token_lists import TokenLists
 
-NOT_INTEGER, TOO_LONG = "value of {}", "length of {}"  # reasons
+NOT_INTEGER, TOO_LONG, NOT_LIST = "value of {}", "length of {}", "list of {}"  # reasons
 
 
 class ListReader:
@@ -28,12 +29,13 @@ class ListReader:
         """The lists of some rows, and what is wrong with the bad ones. A missing list is empty; missing values in one
         are left out, and so are their weights.
         """
-        lists, bad = self._lists(values, column.separator), dict[int, tuple[str, str]]()
+        bad = dict[int, tuple[str, str]]()
+        lists = self._lists(name, values, column.separator, bad)
         of, each = _rows_of(lists), _each(lists)
         gone = self._gone(each)
         weighing = None
         if weights is not None:
-            weighed = self._lists(weights, column.separator)
+            weighed = self._lists(column.weights, weights, column.separator, bad)
             weighing = weights_of(name, column, (lists, weighed), ~gone, bad)[~gone]
         if gone.any():
             of, each = of[~gone], each.filter(pa.array(~gone))
@@ -42,13 +44,20 @@ class ListReader:
         found = TokenLists(tokens_of(each), _ends(of, len(lists)), weighing)
         return self._bounded(name, column, values, found, bad), bad
 
-    def _lists(self, values: pa.Array, separator: str) -> pa.Array:
-        """Lists as they are, or of text; null where that means a missing list."""
+    def _lists(self, name: str, values: pa.Array, separator: str, bad: dict[int, tuple[str, str]]) -> pa.Array:
+        """Lists as they are, or of text; null where that means a missing one, or is none, whose row is then bad."""
         if are_lists(values.type):
             return values
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        return pc.split_pattern(null_where_missing(values.cast(ARROW[STRING]), self._missing), pattern=separator)
+        texts = null_where_missing(values.cast(ARROW[STRING]), self._missing)
+        if separator != BRACKETS:
+            return pc.split_pattern(texts, pattern=separator)
+        lists = lists_in_brackets(texts)
+        for row in np.flatnonzero(pc.and_(lists.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False)):
+            found = f"{name} is {shown(texts[int(row)])}, no list in brackets such as [7, 12]; repair or remove the row"
+            bad[int(row)] = (NOT_LIST.format(name), found)
+        return lists
 
     def _gone(self, each: pa.Array) -> np.ndarray:
         """Where values are missing: bool (values,)."""

@@ -31,6 +31,7 @@ OPERATORS = {
     ">": np.greater,
     "<": np.less,
 }
+LARGEST = 2.0**62
 NONE: Mapping[str, Tokens] = {}
 Problem = tuple[str, str]  # the reason; what was found and the remedy
 
@@ -75,10 +76,13 @@ class TableRows:
         return Tokens(values, np.zeros(len(values), dtype=np.uint8))
 
     def tally(self, into: Tally) -> None:
-        """Count labels, missing values and rows of splits."""
+        """Count labels, missing values and rows of splits, and find the largest dense values."""
         into.positives += int(self.label.sum())
         empty = [np.count_nonzero(one.lengths == 0) for one in self.lists]
         into.missing += [*np.isnan(self.dense).sum(axis=1), *(one.absent for one in self.tokens), *empty]
+        if self.rows and len(self.dense):
+            largest = np.fmax.reduce(np.abs(self.dense), axis=1)
+            into.largest[:] = np.fmax(into.largest, np.minimum(largest, LARGEST))
         into.listed += sum(len(one.tokens) for one in self.lists)
         if self.split is not None:
             into.splits += np.bincount(self.split, minlength=len(SPLITS))

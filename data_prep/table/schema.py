@@ -17,6 +17,7 @@ NUMBER, INTEGER, STRING, TIMESTAMP = "number", "integer", "string", "timestamp"
 LIST, WEIGHTS = "list", "weights"
 TRANSFORMS = ("none", "log1p", "standardize")
 REFUSE = "refuse"
+BRACKETS = "[]"  # in place of a separator: lists in brackets
 MOST_RANGE = 2**31 - 3
 MOST_LISTED = 100_000  # values of a list
 LINE, MULTILINE, UNQUOTED = QUOTINGS = ("line", "multiline", "none")  # where quoted values end; none are quoted
@@ -58,8 +59,8 @@ class Categorical:
 @dataclass(frozen=True, kw_only=True)
 class ListColumn(Categorical):
     """A sparse feature with a list in each row, pooled by ``pooling``. ``separator``: what lies between the values in
-    text. A list of more than ``longest`` values is bad, or ends there with ``truncate``. ``weights``: the column that
-    has a number for each value of a list; empty if they have none.
+    text, or ``BRACKETS``. A list of more than ``longest`` values is bad, or ends there with ``truncate``. ``weights``:
+    the column that has a number for each value of a list; empty if they have none.
     """
 
     longest: int

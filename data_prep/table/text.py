@@ -7,11 +7,12 @@ readers, unless there is only one column. pyarrow also finds bad rows, by bisect
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
@@ -24,7 +25,8 @@ from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import first_fields, partition_columns, refuse_other_text, require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.rows import Place, Problem, TableRows, without
-from data_prep.table.schema import LIST, MULTILINE, STRING, UNQUOTED, WEIGHTS, Schema
+from data_prep.table.schema import LIST, MULTILINE, NUMBER, STRING, UNQUOTED, WEIGHTS, Schema
+from data_prep.table.text_values import READERS, first_refused
 
 CONVERSION = re.compile(r"In CSV column #(\d+): .*invalid value '(.*)'", re.DOTALL)
 COUNT = re.compile(r"Expected (\d+) columns, got (\d+)")
@@ -112,9 +114,21 @@ class TextTable(TableFormat):
             else:
                 columns[name] = null_where_missing(column, self._missing) if kind in TEXT else column
         rows, bad = self._builder.build(columns, table.num_rows, self._place, hashed)
+        bad |= self._not_numbers(columns, text, names)
         for row in sorted(bad):
             piece.refuse(offset + int(starts[row]), *bad[row])
         return without(rows, bad) if bad else rows
+
+    def _not_numbers(
+        self, columns: Mapping[str, pa.Array], text: np.ndarray, names: Sequence[str]
+    ) -> dict[int, Problem]:
+        """Rows with a NaN in a column of numbers: Arrow reads it, but only ``table.missing`` says what is missing."""
+        bad: dict[int, Problem] = {}
+        for name in (name for name in names if self._kinds.get(name) == NUMBER):
+            rows = np.flatnonzero(pc.is_nan(columns[name]).fill_null(False).to_numpy(zero_copy_only=False))
+            written = self._columns(text, names, {name: ARROW[STRING]}).column(name) if len(rows) else []
+            bad |= {int(row): self._wrong_value(name, shorten(written[row].as_py())) for row in rows}
+        return bad
 
     def _lines(self, text: np.ndarray, offset: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As ``without_blank``, without a byte order mark and the header too."""
@@ -137,7 +151,20 @@ class TextTable(TableFormat):
         types = {name: ARROW[kind] for name, kind in self._kinds.items() if name in names}
         if rows == 0:
             return pa.table({name: pa.array([], kind) for name, kind in types.items()})
-        table = arrow_csv.read_csv(
+        try:
+            table = self._columns(text, names, types)
+        except pa.ArrowInvalid:
+            texts = {name: ARROW[STRING] if self._kinds[name] in READERS else types[name] for name in types}
+            if texts == types:
+                raise
+            table = self._converted(self._columns(text, names, texts), names)
+        if table.num_rows != rows or self._is_open(text):
+            raise pa.ArrowInvalid(f"{rows} lines are {table.num_rows} rows")
+        return table
+
+    def _columns(self, text: np.ndarray | bytes, names: Sequence[str], types: dict[str, pa.DataType]) -> pa.Table:
+        """Parse columns as ``types``; ArrowInvalid if a value is none."""
+        return arrow_csv.read_csv(
             pa.BufferReader(pa.py_buffer(text)),
             arrow_csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=list(names)),
             arrow_csv.ParseOptions(
@@ -147,8 +174,20 @@ class TextTable(TableFormat):
                 column_types=types, include_columns=list(types), null_values=list(self.schema.missing)
             ),
         )
-        if table.num_rows != rows or self._is_open(text):
-            raise pa.ArrowInvalid(f"{rows} lines are {table.num_rows} rows")
+
+    def _converted(self, table: pa.Table, names: Sequence[str]) -> pa.Table:
+        """The table with strings of ``READERS`` read; ArrowInvalid, as the reader of CSV words it, if one is wrong."""
+        for place, name in enumerate(table.column_names):
+            if read := READERS.get(self._kinds[name]):
+                texts = null_where_missing(table.column(name).combine_chunks(), self._missing)
+                try:
+                    table = table.set_column(place, name, read(texts))
+                except pa.ArrowInvalid as error:
+                    row = first_refused(texts, read)
+                    value = texts[row].as_py().decode("utf-8", "backslashreplace")
+                    raise pa.ArrowInvalid(
+                        f"In CSV column #{names.index(name)}: Row #{row + 1}: invalid value '{value}'"
+                    ) from error
         return table
 
     def _is_open(self, text: np.ndarray | bytes) -> bool:
@@ -195,15 +234,17 @@ class TextTable(TableFormat):
             expected, got = count.groups()
             return "number of fields", f"{got} fields, expected {expected}, in {row}; repair or remove the row"
         if conversion := CONVERSION.search(message):
-            name = names[int(conversion[1])]
-            kind = {"number": "a number", "integer": "an integer", "timestamp": "a time"}.get(self._kinds[name], "text")
-            remedy = "repair or remove the row, or name the value in table.missing of the schema"
-            if self.schema.label and name == self.schema.label.column:
-                remedy = f"""repair or remove the row, or write a rule such as label = "{name} == 'yes'\""""
-            if name == self.schema.time and kind == "a number":
-                remedy = 'write split.by = "time" if these are dates, else repair or remove the row'
-            return f"value of {name}", f"{name} is {shorten(conversion[2].encode())}, not {kind}; {remedy}"
+            return self._wrong_value(names[int(conversion[1])], shorten(conversion[2].encode()))
         return "row", f"{message} in {row}; a row is one line; repair or remove it"
+
+    def _wrong_value(self, name: str, shown: str) -> Problem:
+        kind = {"number": "a number", "integer": "an integer", "timestamp": "a time"}.get(self._kinds[name], "text")
+        remedy = "repair or remove the row, or name the value in table.missing of the schema"
+        if self.schema.label and name == self.schema.label.column:
+            remedy = f"""repair or remove the row, or write a rule such as label = "{name} == 'yes'\""""
+        if name == self.schema.time and kind == "a number":
+            remedy = 'write split.by = "time" if these are dates, else repair or remove the row'
+        return f"value of {name}", f"{name} is {shown}, not {kind}; {remedy}"
 
 
 def without_blank(text: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
