@@ -103,7 +103,7 @@ class TableFormat(RowFormat):
             return []
         largest = np.max([record.largest for record in records], axis=0)
         return [
-            f'WARNING: {name} has values up to {most:.3g}, which "none" does not scale: training may diverge. '
+            f'WARNING: {name} reaches {most:.3g}, which "none" does not scale: training may diverge. '
             f'Write {name} = "standardize" or "log1p" in [dense] of {self.schema.path}.'
             for (name, column), most in zip(self.schema.dense.items(), largest, strict=True)
             if column.transform == "none" and most >= UNSCALED

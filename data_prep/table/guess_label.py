@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,12 +76,11 @@ def guess_label(rows: pa.Table, plain: Mapping[str, str]) -> LabelGuess:
     others = {name: rule for name in rows.column_names if (rule := _rule(name, "", rows[name])) and rule.usual}
     for name, place in ((rows.column_names[0], "first"), (rows.column_names[-1], "last")):
         if not good and name in others and not rows[name].null_count:
-            reason = f"may be the label in place of {name}"
-            found = _chosen(name, others[name], rows[name], {other: reason for other in others if other != name})
             doubt = f"the {place} column, with two values: is it the label?"
-            return LabelGuess(
-                name, [f"{found.lines[0]}  # {doubt}"], found.left_out, f"{name} is {doubt}", found.positive
-            )
+            rule = replace(others[name], doubt="; ".join([others[name].doubt, doubt]).removeprefix("; "))
+            reason = f"may be the label in place of {name}"
+            found = _chosen(name, rule, rows[name], {other: reason for other in others if other != name})
+            return replace(found, remark=f"{name} is {doubt}")
     return _asked(good | others)
 
 
@@ -106,7 +105,7 @@ def _asked(candidates: Mapping[str, Rule]) -> LabelGuess:
     """No label was chosen: its line for each candidate, as comments."""
     if not candidates:
         return LabelGuess("", [QUESTION], remark="no column looks like the label, which training needs")
-    lines = ["# Which of these is the label? Take the # away from its line, and from those of features below."]
+    lines = ["# Which of these is the label? Uncomment its line, and below those of the others if they are features."]
     lines += [
         f"# label = {_quoted(rule.label)}" + f"  # {rule.doubt}" * bool(rule.doubt) for rule in candidates.values()
     ]

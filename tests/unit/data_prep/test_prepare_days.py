@@ -93,6 +93,8 @@ def test_a_table_keeps_means_and_ranges(tmp_path):
     for feature in (0, 1):
         count = len(old.column(feature, "token"))
         np.testing.assert_array_equal(new.column(feature, "token")[:count], old.column(feature, "token"))
+        np.testing.assert_array_equal(new.column(feature, "count")[:count], old.column(feature, "count"))
+        assert old.column(feature, "count").min() > 0
         assert not set(new.column(feature, "token")[count:]) & set(old.column(feature, "token"))
     assert len(new.column(1, "token")) > len(old.column(1, "token"))
     assert new.about["scale"] == old.about["scale"]

@@ -185,6 +185,30 @@ def test_splits_have_the_rows_they_should(split, tmp_path):
         np.testing.assert_array_equal(label[order], labels[truth])
 
 
+def test_what_is_after_the_training_rows_is_the_test(tmp_path):
+    rule = '[split]\nby = "time"\ntrain_until = 400\n'
+    assert prepare(tmp_path, write_csv(tmp_path / "a.csv"), COLUMNS + rule) == 0
+    splits = read_manifest(tmp_path / "out").splits
+    assert {name: split.rows for name, split in splits.items()} == {"train": 400, "test": 200}
+
+
+def test_a_columns_own_minimum_count_goes_before_that_of_the_command(tmp_path):
+    assert prepare(tmp_path, write_csv(tmp_path / "a.csv"), COLUMNS + BY_TIME, "--min-count", "8") == 0
+    users, items = (Counter(row[column] for row in ROWS[:400]) for column in (0, 1))
+    del items[""]
+    least = (sum(count >= 8 for count in users.values()), sum(count >= 2 for count in items.values()))
+    assert read_manifest(tmp_path / "out").cardinalities[:2] == tuple(2 + number for number in least)
+
+
+def test_a_value_for_missing_ones_is_transformed_as_others_are(tmp_path):
+    columns = COLUMNS.replace('{transform = "standardize"}', '{transform = "standardize", missing = 30}') + BY_TIME
+    assert prepare(tmp_path, write_csv(tmp_path / "a.csv"), columns, "--no-shuffle") == 0
+    ages = [float(row[4]) for row in ROWS[:400] if row[4]]
+    wanted = (30 - statistics.fmean(ages)) / statistics.pstdev(ages)
+    missing = [not row[4] for row in ROWS[:400]]
+    np.testing.assert_allclose(load(tmp_path / "out")["train"][1][missing, 1], wanted, rtol=1e-5)
+
+
 def test_a_random_split_follows_the_seed_alone(tmp_path):
     file, schema = write_csv(tmp_path / "a.csv"), COLUMNS + '[split]\nby = "random"\nshares = [0.6, 0.2, 0.2]\n'
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -335,6 +359,24 @@ def test_bad_input_is_said_once_with_its_place(make, said, tmp_path, capsys):
     assert said in error
     assert error.count("\n") == 1, "one message"
     assert not (tmp_path / "out").exists(), "nothing is left behind"
+
+
+@pytest.mark.parametrize(("more", "said"), [((), True), (("--split-name", "test"), False)])
+def test_a_table_without_a_label_is_told_to_have_none(more, said, tmp_path, capsys):
+    columns = COLUMNS.replace('label = "rating >= 4"', "") + BY_TIME
+    every = ("--split", "none", "--fit-on", "all")
+    assert prepare(tmp_path, write_csv(tmp_path / "a.csv"), columns, *every, *more) == 0
+    warning = f'WARNING: no label: nothing can be trained on this data. Write label = "..." at the top of {tmp_path}/'
+    assert (warning in capsys.readouterr().out) == said
+
+
+def test_large_values_that_are_not_scaled_are_named(tmp_path, capsys):
+    rows = change(300, "day", "-4e26")
+    columns = COLUMNS + "[split]\nby = 'random'\n"
+    assert prepare(tmp_path, write_csv(tmp_path / "a.csv", rows), columns.replace('time = "day"', "")) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
+    assert len(warnings) == 1
+    assert warnings[0].startswith('WARNING: day reaches 4.61e+18, which "none" does not scale')
 
 
 def test_a_table_need_have_no_dense_features(tmp_path):
