@@ -20,7 +20,7 @@ from data_prep.preparation import RawSource
 from data_prep.raw.sources import TextStream
 from data_prep.table.arrow_lists import are_lists
 from data_prep.table.files import first_fields, quoting_of, refuse_other_text
-from data_prep.table.guess_label import TEXTS, gives_away, guess_label
+from data_prep.table.guess_label import GIVES_AWAY, TEXTS, area_alone, guess_label
 from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
 from data_prep.table.schema import BRACKETS, LINE, UNQUOTED, some
 from data_prep.table.text_values import MOMENT, lists_in_brackets, times_of
@@ -28,6 +28,7 @@ from ssmpi.core.errors import DataError
 
 SEPARATORS = "\t,;|\x01"  # the last one is Hive's
 TIMES = ("time", "timestamp", "datetime", "date", "ts")
+OTHER_DATES = re.compile(r"birth|dob|sign|regist|join|releas|publi|expir|start|end|until|valid|since|first|last")
 SAMPLE_BYTES = 1 << 27  # of text
 DECODED = 4  # times as many of Parquet, which is compressed
 BATCH_ROWS = 1 << 16
@@ -74,20 +75,20 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> tuple[str, list[str]
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{source.path}: two columns {twice[0]!r}; rename one")
     plain, types = _declared(names)
-    label, time = guess_label(rows, plain), _time(rows, plain)
+    label, (time, sure) = guess_label(rows, plain), _time(rows, plain)
     found: dict[str, list[str]] = {"dense": [], "categorical": [], "list": [], "unused": []}
-    alone = gives_away(rows, label, [name for name in names if name not in (time, label.column, *label.left_out)])
-    for name in names:
-        if name in (time, label.column):
-            continue
+    remarks = [label.remark] * bool(label.remark)
+    for name in (name for name in names if name not in (time, label.column)):
         if not name.strip():
             found["unused"].append(f"# {_quoted(name)}: has no name, left out")
             continue
         kind, line = _column(name, rows[name], types.get(name, ""), hashed=hashed)
-        if name in alone:
-            line += f"; alone tells the label (AUC {alone[name]:.4f}): known before it?"
         if kind != "unused" and (reason := label.left_out.get(name)):
             line = f"# {line.removesuffix(OR_KEYS)}; left out: it {reason}"
+        if line[0] != "#" and (area := area_alone(rows, label, name)) >= GIVES_AWAY:
+            alone = f"alone tells the label (AUC {area:.4f})"
+            line += f"; {alone}: known before it?"
+            remarks.append(f"{name} {alone}; leave it out unless it is known before the label")
         found[kind].append(line)
     for name in sources[0].partition:
         if name not in names:
@@ -97,17 +98,13 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> tuple[str, list[str]
     which = f"{'all' if whole else 'the first'} {rows.num_rows:,} rows of {source.name}"
     lines = [f"# Guessed from {which}: look at every line.", *label.lines]
     dates, known = _dates(rows[time]) if time else ([], False)
-    split = _split(time or "", dates, whole=whole, known=known)
+    split = _split(time or "", dates, whole=whole, known=known and sure)
     lines += [*split[0], *sample.settings, *_features(found, hashed=hashed), *split[1]]
-    remarks = [
-        f"{name} alone tells the label (AUC {area:.4f}); leave it out unless it is known before the label"
-        for name, area in alone.items()
-    ]
-    return "\n".join(lines) + "\n", [label.remark] * bool(label.remark) + remarks
+    return "\n".join(lines) + "\n", remarks
 
 
 def _split(time: str, dates: Sequence[str], *, whole: bool, known: bool) -> tuple[list[str], list[str]]:
-    """The lines of the time and of the split: by time if the time of all rows is ``known`` and cuts them in three."""
+    """The lines of the time and of the split: by time if the times of all rows are ``known`` and cut them in three."""
     by_rows, line = ['by = "rows"', "shares = [0.8, 0.1, 0.1]"], f"time = {_quoted(time)}"
     if not dates:
         return [f"# {line}  # then rows must be sorted by it"] * bool(time), ["", "[split]", *by_rows]
@@ -247,10 +244,14 @@ def _missing(texts: pa.Table, typed: pa.Table) -> dict[str, list[str]]:
     return {value: found[value] for value in MISSING if value in found and value in clear}
 
 
-def _time(rows: pa.Table, plain: Mapping[str, str]) -> str | None:
-    """The column that looks like the time: by its name, or else the first one of dates."""
-    dates = (name for name in rows.column_names if _are_dates(rows.schema.field(name).type))
-    return next((name for name in rows.column_names if plain[name].lower() in TIMES), next(dates, None))
+def _time(rows: pa.Table, plain: Mapping[str, str]) -> tuple[str | None, bool]:
+    """The column that looks like the time: by its name, or else the first one of dates; and whether it must be that of
+    the row, as its name says, or as no other column has dates, and it is not that of a birth.
+    """
+    dates = [name for name in rows.column_names if _are_dates(rows.schema.field(name).type)]
+    named = [name for name in rows.column_names if plain[name].lower() in TIMES]
+    sure = bool(named) or (len(dates) == 1 and not OTHER_DATES.search(dates[0].lower()))
+    return next(iter(named + dates), None), sure
 
 
 def _are_dates(kind: pa.DataType) -> bool:

@@ -114,6 +114,13 @@ def test_rows_without_a_time_are_not_split_by_it(tmp_path):
     assert '\n# by = "time"  # instead of both\n# train_until = 2026-03-1' in text
 
 
+@pytest.mark.parametrize("dates", [("birthday",), ("seen", "changed")])
+def test_dates_that_may_not_be_those_of_the_rows_are_offered(dates, tmp_path):
+    text = guess(tmp_path, BASE | dict.fromkeys(dates, SEEN["seen"]))
+    assert tomllib.loads(text)["split"]["by"] == "rows"
+    assert f'\n# time = "{dates[0]}"  # then split by it\n' in text
+
+
 def test_dates_may_have_parts_of_seconds(tmp_path):
     text = guess(tmp_path, BASE | {"seen": lambda i: f"2026-03-01 00:00:{i % 60:02}.25"})
     assert f"\ntrain_until = 2026-03-01T00:00:{sorted(i % 60 for i in range(ROWS))[320]}\n" in text
