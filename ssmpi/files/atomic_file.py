@@ -90,8 +90,10 @@ def whole(path: Path) -> Iterator[Path]:
                 os.fsync(written.fileno())
             beside.replace(path)
             sync_folder(path.parent)  # else a power cut may undo the renaming
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == os.fspath(beside):
+            error.filename = os.fspath(path)  # the other one means nothing to anybody
         raise
     finally:
         os.close(file)

@@ -42,7 +42,7 @@ def parent_of(config: Config, manifest: Manifest) -> Parent | None:
             f" {why}. Set [model] as it was there, or train without continue_from"
         )
     check_optimizer(run, config)
-    kept = check_keys(run, state.get(KEYS, {}), with_room(config, run))
+    kept = check_keys(run, state.get(KEYS, {}), with_room(config, run / MODEL, run))
     parent, new = Parent.of(run), sum(manifest.cardinalities) - sum(origin.cardinalities)
     keys = f", {kept:,} keys keep their rows" if kept else ""
     log.info(
@@ -53,9 +53,9 @@ def parent_of(config: Config, manifest: Manifest) -> Parent | None:
     return parent
 
 
-def with_room(config: Config, run: Path) -> Config:
-    """``config`` with room for all keys of the finished ``run``, which it continues."""
-    return saved_tables.with_room(config, run / MODEL, load(run / RUN_FILE))
+def with_room(config: Config, model: Path, run: Path) -> Config:
+    """``config``, which has its network, with room for all keys that ``run`` has saved in the folder ``model``."""
+    return saved_tables.with_room(config, model, load(run / RUN_FILE)).with_network(config.network)
 
 
 def resumed(run: Path, config: Config, manifest: Manifest, *, begun: bool, asked: bool) -> Parent | None:

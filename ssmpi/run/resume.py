@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ssmpi.checkpoint import model_files, remedies, saved_tables, store
+from ssmpi.checkpoint import model_files, remedies, store
 from ssmpi.checkpoint.disk_space import check_room
 from ssmpi.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.comm.world import Job
@@ -52,8 +52,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     config = composed(config, reader.manifest.features)
     begins = not request.run or not is_run_folder(run)
     parent = continued.parent_of(config, reader.manifest) if begins else None
-    if parent:
-        config = continued.with_room(config, Path(parent.run)).with_network(config.network)
+    config = continued.with_room(config, parent.folder, Path(parent.run)) if parent else config
     rows = sum(config.placement(reader.manifest).cardinalities) * config.rows.row_bytes
     if not again:  # what is in memory must not be lost for a model that is not written yet
         check_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
@@ -77,8 +76,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     left = None if again or request.checkpoint else RecoveryState(run).left()
     begun, asked = bool(found or again or left), "run.continue_from" in request.overridden()
     parent = continued.resumed(run, config, reader.manifest, begun=begun, asked=asked)
-    if found and not (again or left):  # which begin with what is in memory, for which there is room
-        config = saved_tables.with_room(config, found[0], load(run / RUN_FILE)).with_network(config.network)
+    config = continued.with_room(config, found[0], run) if found and not (again or left) else config
     return ResumePlan(config, tuple(found), resumed=True, again=again, left=left, parent=None if found else parent)
 
 
