@@ -4,21 +4,30 @@ Numba compiles what a kernel calls, and the constants that it reads, into the ke
 own file to tell whether cached code is out of date. Here the names of cached files carry a checksum of that file and of
 all that it imports of this project, directly or not. So processes that run different sources never meet each other's
 files, and no file is loaded that refers to a class which is gone.
+
+Numba keeps code in ``NUMBA_CACHE_DIR``, beside the sources, or in the user's home, the first that can be written, and
+fails if none can. Here the user's own folder for temporary files follows; and code is also loaded from the first two
+where they can only be read, as those of an installation for all users.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import hashlib
 import inspect
+import os
 import re
+import stat
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
 
 KERNELS: list[Any] = []  # of all imported modules
 ROOT, PACKAGES = str(Path(__file__).parents[2]), ("ssmpi", "data_prep")
@@ -34,13 +43,78 @@ def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]
         dispatcher = numba.njit(**options)(function)
         KERNELS.append(dispatcher)
         if cache:
-            dispatcher._cache = _Cache(function)  # as numba's enable_caching() does, with another class
+            try:
+                dispatcher._cache = _Cache(function)  # as numba's enable_caching() does, with another class
+            except RuntimeError:  # no folder can be written
+                say_uncached()
         return dispatcher
 
     return compiled
 
 
+class _Folder(_SourceFileBackedLocatorMixin, _CacheLocator):
+    """A folder for the code of a function; ``ensure_cache_path`` raises OSError where it cannot be used."""
+
+    def __init__(self, function: Callable[..., Any], path: str) -> None:
+        self._py_file, self._lineno = path, function.__code__.co_firstlineno
+
+    def get_cache_path(self) -> str:
+        """Within the folder that this process makes for all functions."""
+        return f"{private_folder()}/{self.get_suitable_cache_subpath(self._py_file)}"
+
+
+class _ReadOnlyFolder(_Folder):
+    def get_cache_path(self) -> str:
+        """``NUMBA_CACHE_DIR`` or that beside the sources, whichever can only be read; "" if none is so."""
+        chosen, sources = numba.config.CACHE_DIR, Path(self._py_file).parent
+        folders = [Path(chosen) / self.get_suitable_cache_subpath(self._py_file)] if chosen else []
+        folders += [sources / "__pycache__"]
+        return next((str(path) for path in folders if path.is_dir() and not os.access(path, os.W_OK)), "")
+
+    def ensure_cache_path(self) -> None:
+        """Raise OSError if there is none."""
+        if not self.get_cache_path():
+            raise FileNotFoundError
+
+
+@functools.cache
+def private_folder() -> str:
+    """This user's own folder in that of temporary files, which all users may write to; says so when it makes it.
+    PermissionError if another user could read it or put code there.
+    """
+    folder = Path(tempfile.gettempdir()) / f"ssmpi-kernels-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        say(
+            f"compiled kernels are kept in {folder}, because neither the installation nor your home can be written: set"
+            " NUMBA_CACHE_DIR to a folder that lasts"
+        )
+    found, above = folder.lstat(), folder.parent.stat()
+    others = stat.S_IRWXG | stat.S_IRWXO
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & others:
+        raise PermissionError(f"{folder} is not a folder of this user alone")
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        raise PermissionError(f"{folder.parent} has no sticky bit: every user may replace what is in it")
+    return str(folder)
+
+
+@functools.cache
+def say_uncached() -> None:
+    """Say, once, why code is not kept."""
+    try:
+        private_folder()
+    except OSError as error:
+        say(f"warning: every process compiles its kernels anew ({error}): set NUMBA_CACHE_DIR to a folder of your own")
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class _FileNames(CompileResultCacheImpl):
+    _locator_classes = (*CompileResultCacheImpl._locator_classes, _Folder)
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self._sources = sources_checksum(inspect.getfile(function))
         super().__init__(function)
@@ -51,8 +125,30 @@ class _FileNames(CompileResultCacheImpl):
         return f"{self.of_any_sources}-{self._sources}"
 
 
+class _ReadOnlyNames(_FileNames):
+    _locator_classes = (_ReadOnlyFolder,)
+
+
+class _ReadOnlyCache(FunctionCache):
+    _impl_class = _ReadOnlyNames
+
+
 class _Cache(FunctionCache):
     _impl_class = _FileNames
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._others = None
+        with contextlib.suppress(RuntimeError):  # no such folder
+            self._others = _ReadOnlyCache(function)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Compiled code, of others where they have compiled it; None if there is none."""
+        found = None
+        if self._others:
+            with contextlib.suppress(OSError):  # their files may not be for all
+                found = self._others.load_overload(sig, target_context)
+        return found or super().load_overload(sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save compiled code, and remove that of the function's other sources."""

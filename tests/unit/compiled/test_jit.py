@@ -1,10 +1,15 @@
 """Compiled code on disk is that of the sources that there are, whatever of them has changed."""
 
 import ast
+import functools
 import importlib
+import os
+import stat
 import sys
+import tempfile
 from pathlib import Path
 
+import numba
 import pytest
 
 from ssmpi.compiled import jit
@@ -32,6 +37,7 @@ def called(pair):
     return pair.first + 1
 """.replace("    from kernels import unrelated\n", "")
 PAIRS = "from typing import NamedTuple\nclass Pair(NamedTuple):\n    first: int\n    second: int\n"
+SOURCES = {"__init__": "plus = 1000", "caller": CALLER, "called": CALLED, "constants": "FACTOR = 1", "pairs": PAIRS}
 
 
 @pytest.fixture
@@ -66,8 +72,7 @@ def call(kernel, pair):
 
 
 def test_what_a_kernel_calls_and_reads_is_that_of_now(kernels, tmp_path):
-    first = {"__init__": "plus = 1000", "caller": CALLER, "called": CALLED, "constants": "FACTOR = 1", "pairs": PAIRS}
-    assert call(*kernels(**first)) == (1003, True)
+    assert call(*kernels(**SOURCES)) == (1003, True)
     assert call(*kernels()) == (1003, False)
     assert call(*kernels(unrelated="")) == (1003, False)
     assert call(*kernels(called=CALLED.replace("+ 1", "+ 3"))) == (1005, True)
@@ -115,3 +120,49 @@ def test_all_imports_are_found(package):
     assert len(files) > 30
     for file in files:
         assert imports(file) <= set(map(Path, jit._source(str(file))[1])), file
+
+
+@pytest.fixture
+def without_home(tmp_path, monkeypatch):
+    """Neither beside the sources nor in the home a folder can be made, for root either; that for temporary files."""
+    (tmp_path / "kernels/__pycache__").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kernels/__pycache__/none"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for said in (jit.private_folder, jit.say_uncached):
+        said.cache_clear()
+        monkeypatch.setattr(jit, said.__name__, functools.cache(said.__wrapped__))
+    return tmp_path / f"ssmpi-kernels-{os.geteuid()}"
+
+
+def test_without_a_writable_home_code_is_kept_in_a_folder_of_the_users_own(kernels, without_home, capsys):
+    """As with docker's --user: nearly every command ended in a traceback."""
+    assert call(*kernels(**SOURCES)) == (1003, True)
+    assert call(*kernels()) == (1003, False)
+    assert stat.S_IMODE(without_home.stat().st_mode) == 0o700
+    said = capsys.readouterr().err
+    assert said.count(f"compiled kernels are kept in {without_home}, because") == said.count("\n") == 1
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(kernels, without_home, capsys):
+    without_home.mkdir()
+    without_home.chmod(0o777)
+    assert call(*kernels(**SOURCES)) == (1003, True)
+    assert call(*kernels()) == (1003, True)
+    assert not list(without_home.iterdir())
+    said = capsys.readouterr().err
+    assert said.count(f"compiles its kernels anew ({without_home} is not") == said.count("\n") == 1
+
+
+@pytest.mark.parametrize("chosen", [True, False], ids=["NUMBA_CACHE_DIR", "beside the sources"])
+def test_code_that_can_only_be_read_is_used(kernels, tmp_path, monkeypatch, chosen):
+    """A site compiles once, for all its users."""
+    if chosen:
+        monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "site"))
+    assert call(*kernels(**SOURCES)) == (1003, True)
+    there = set(tmp_path.rglob("*.nb[ic]"))
+    monkeypatch.setattr(jit._FileNames, "_locator_classes", (jit._Folder,))  # no other folder can be written
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(jit, "private_folder", functools.cache(jit.private_folder.__wrapped__))
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert call(*kernels()) == (1003, False)
+    assert set(tmp_path.rglob("*.nb[ic]")) == there
