@@ -29,7 +29,7 @@ from ssmpi.cluster.session_folder import session_folder
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import POLL_SECONDS, StopSignals
 from ssmpi.config import Config
-from ssmpi.core.errors import STOPPED, UserError
+from ssmpi.core.errors import LOST, STOPPED, UserError
 from ssmpi.files.run_files import LAUNCH_LOCK
 from ssmpi.host.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.recovery.state import Left, RecoveryState
@@ -95,8 +95,8 @@ class Launch:
         stops, hosts = self._stops, self._hosts
         stops.listen()
         code, attempt, silent = self._start()
-        while (lost := attempt.lost(code)) and not stops.received and self._restarts.note_loss():
-            if self._lock and not self._lock.take():
+        while (lost := attempt.lost(code)) and not stops.received and self._restarts.note_loss(killed=killed(code)):
+            if self._lock and not self._lock.take() and self._restarts.begun:
                 say(f"error: {self._run}: another launch has taken the run over, or {LAUNCH_LOCK} cannot be written")
                 break
             stops.pause(self._restarts.pause())
@@ -141,6 +141,13 @@ class Launch:
 
     def _failing(self, hosts: Sequence[str], words: Sequence[str]) -> list[str]:
         return failing_hosts(self._where, hosts, self._environ, words)
+
+
+def killed(code: int) -> bool:
+    """Whether the launcher's exit code says that a rank, or the launcher itself, was ended by a signal or found another
+    rank gone; others say that it cannot start them.
+    """
+    return code == LOST or code < 0 or 128 < code <= 128 + signal.SIGRTMAX
 
 
 def left_by(request: RunRequest, config: Config) -> Left | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ssmpi.core.run_options import RecoveryOptions
     from ssmpi.recovery.state import Left
 
+NOT_BEGUN = 2  # restarts of a run that has not begun: more of them repeat what keeps it from that
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a restart after one that trained on nothing new
 
 
@@ -91,12 +92,13 @@ class Restarts:
         except DataError:  # a rank has reported it
             return None
 
-    def note_loss(self) -> bool:
-        """Ranks were lost: take note of how far the last start came. False if the job may not be restarted; after too
-        many restarts, logs why not.
+    def note_loss(self, *, killed: bool = False) -> bool:
+        """Ranks were lost, ``killed`` if it is known that by a signal: take note of how far the last start came. False
+        if the job may not be restarted, as where nothing shows that it could begin; after too many restarts, logs why
+        not.
         """
         options, now = self._options, self._clock()
-        if options.mode == "off" or not self.begun:
+        if options.mode == "off" or not (self.begun or killed):
             return False
         if (record := self._record()) and record.best() > self._best:
             self._best, self._without_progress = record.best(), 0
@@ -108,6 +110,8 @@ class Restarts:
                 return False
         if len(self._times) >= options.max_restarts:
             how = f"within {options.within_minutes:g} min (recovery.max_restarts, recovery.within_minutes)"
+        elif not self.begun and self._without_progress >= NOT_BEGUN:
+            how = "before the run had begun"
         elif self._without_progress >= options.max_restarts:
             how = "without training on anything new (recovery.max_restarts)"
         else:

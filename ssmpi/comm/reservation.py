@@ -15,6 +15,7 @@ from pathlib import Path
 from ssmpi.host.host_memory import free_memory
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+SEGMENT = "sm_segment."  # how names of Open MPI's files begin
 BLOCK = 512  # bytes, of st_blocks
 
 
@@ -66,9 +67,13 @@ def lacking(size: int, room: float) -> str:
 
 
 def promised(folder: Path) -> int:
-    """Bytes of the files in a folder that are not there yet."""
+    """Bytes of the ranks' files in a folder that are not there yet. Open MPI's segments, which it places beside them
+    and fills to a small part, are no promises.
+    """
     found = 0
     for path in folder.iterdir():
+        if path.name.startswith(SEGMENT):
+            continue
         with contextlib.suppress(FileNotFoundError):  # a rank that ends removes its own
             status = path.stat()
             found += max(0, status.st_size - BLOCK * status.st_blocks)

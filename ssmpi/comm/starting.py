@@ -26,7 +26,9 @@ from ssmpi.host.mpi_environment import START_LIMIT
 
 LIMIT_SECONDS = 300.0  # by default; importing from a slow file system counts too
 STOP_SECONDS = 20.0  # once the job was asked to stop: nothing is to be saved yet
+FROZEN_SECONDS = 30.0  # of a rank that is stopped: none that computes, or waits for a disk, is in that state
 CHECK_SECONDS = 0.5
+LOOK_SECONDS = 5.0  # between two looks at the processes of this host
 JOB = "PMIX_NAMESPACE"  # the variable that names a job; where there is none, ranks of a host have one parent
 FROZEN = "T"  # a state of a process in /proc
 STUCK = {FROZEN: "stopped", "D": "waiting for a disk or a file system"}
@@ -41,8 +43,9 @@ class LocalRank(NamedTuple):
 
 
 class StartWatch:
-    """A thread that ends this rank, and the stuck ones of its host, if the job has not started within the limit. Time
-    counts only while this process is awake: a job may be suspended as a whole.
+    """A thread that ends this rank, and the stuck ones of its host, if the job has not started within the limit, or if
+    one of them is stopped for FROZEN_SECONDS. Time counts only while this process is awake: a job may be suspended as a
+    whole.
     """
 
     def __init__(self) -> None:
@@ -55,11 +58,17 @@ class StartWatch:
         self._over.set()
 
     def _run(self) -> None:
-        waited, awake = 0.0, time.monotonic()
+        waited, awake, looked = 0.0, time.monotonic(), 0.0
+        frozen: dict[LocalRank, float] = {}  # what was waited for when each was first seen so
         while not self._over.wait(CHECK_SECONDS):
             now = time.monotonic()
             waited += min(now - awake, 2 * CHECK_SECONDS)
             awake = now
+            if waited > looked + LOOK_SECONDS:
+                looked = waited
+                frozen = {rank: frozen.get(rank, waited) for rank in local_ranks() if rank.state == FROZEN}
+                if waited >= FROZEN_SECONDS + min(frozen.values(), default=waited):
+                    end_job(waited)
             if waited > shortened(self._limit):
                 end_job(waited)
 
@@ -94,7 +103,7 @@ def end_job(waited: float) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each.process, signal.SIGKILL)
     else:
-        time.sleep(FATAL_REPORT_SECONDS)
+        time.sleep(LOOK_SECONDS + FATAL_REPORT_SECONDS)  # it may look later than this rank
     os._exit(STOPPED if stopping else LOST)
 
 

@@ -305,6 +305,15 @@ kill -9 $$
 """
 
 
+@pytest.mark.parametrize(("code", "restarts"), [(137, 2), (LOST, 2), (213, 0), (255, 0)])
+def test_a_rank_killed_before_there_is_a_run_is_started_again(stand_in, capfd, monkeypatch, code, restarts):
+    """It ended with "launch it again". A launcher that cannot start ranks is not told to try again."""
+    stand_in(f"echo >> starts; exit {code}")
+    monkeypatch.setattr(StopSignals, "pause", lambda stops, seconds: None)
+    assert launch.launch(RunRequest(Path("run.toml"), []), None, False) == LOST
+    assert Path("starts").read_text().count("\n") == 1 + restarts
+
+
 REQUEUED = "node = {cores = 4, memory_gb = 4}\nslurm = {time = '1:00:00', requeue = true}\n"
 
 
@@ -324,7 +333,8 @@ def test_jobs_that_do_not_begin_are_requeued_once(stand_in, capfd, monkeypatch, 
         run_folder.make(Path("a run"), load(Path("run.toml")), overwrite=False)
     for restarts in range(3):
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-        assert launch.launch(RunRequest(Path("run.toml"), [], run=Path("a run")), Path("site.toml"), False) == code
+        request = RunRequest(Path("run.toml"), ["recovery.mode=off"], run=Path("a run"))
+        assert launch.launch(request, Path("site.toml"), False) == code
         said = capfd.readouterr().err
         assert ("job 17 is not requeued: " in said) == (restarts > 0)
     assert f"'export {START_LIMIT}=1200'" in said
@@ -332,7 +342,7 @@ def test_jobs_that_do_not_begin_are_requeued_once(stand_in, capfd, monkeypatch, 
     if made:  # one that begins is counted by its ranks
         stand_in("echo '[0]' > 'a run/attempts.json'; exit 86")
         for requeues in (2, 3):
-            launch.launch(RunRequest(None, [], run=Path("a run")), Path("site.toml"), False)
+            launch.launch(RunRequest(None, ["recovery.mode=off"], run=Path("a run")), Path("site.toml"), False)
             assert (tools / "told").read_text().split() == ["requeued"] * requeues
             stand_in(f"exit {code}")
 
@@ -409,7 +419,7 @@ def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):
         ("exit 0", True, 0, 0),  # the ranks found it finished
         ("exit 0", False, LOST, 1),
         ("exit 127", True, LOST, 1),
-        ("kill -9 $$", True, LOST, 1),
+        ("kill -9 $$", True, LOST, 2),  # after two restarts
         ("echo 'error: holds an earlier run' >&2; exit 2", False, 2, 1),
     ],
 )
@@ -418,6 +428,7 @@ def test_a_run_that_was_finished_before_makes_no_success(tmp_path, monkeypatch, 
     stand_in.write_text(f"#!/bin/sh\n{does}\n")
     stand_in.chmod(0o755)
     monkeypatch.setattr(launch, "mpirun_path", lambda: str(stand_in))
+    monkeypatch.setattr(StopSignals, "pause", lambda *_: None)
     run.mkdir()
     (run / "result.json").write_text('{"status": "complete"}')
     run_file.write_text(f'data.folder = "d"\nrun.folder = "{run}"\n')

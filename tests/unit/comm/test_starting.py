@@ -11,7 +11,7 @@ import pytest
 from ranks import PATIENCE
 
 from ssmpi.comm import signals, starting
-from ssmpi.comm.starting import LocalRank, limit_seconds, local_ranks, message, shortened
+from ssmpi.comm.starting import LocalRank, StartWatch, limit_seconds, local_ranks, message, shortened
 from ssmpi.core.errors import SettingsError
 from ssmpi.host.mpi_environment import START_LIMIT
 
@@ -50,6 +50,19 @@ def test_the_message_names_who_is_stuck_or_where_to_look():
     assert "within 300 s: rank 1 (process 11) is stopped and rank 3 (process 33) is waiting for a disk" in text
     assert START_LIMIT in text
     assert "look at the other hosts" in message([], 300)
+
+
+@pytest.mark.parametrize("states", ["TT", "TSTSTT"])
+def test_a_rank_that_stays_stopped_ends_the_start_long_before_its_limit(monkeypatch, states):
+    """It was named after 300 s. One that goes on in between is not stopped."""
+    watch, left = StartWatch(), list(states)
+    monkeypatch.setattr(starting, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(starting, "FROZEN_SECONDS", 0.001)
+    monkeypatch.setattr(starting, "local_ranks", lambda: [LocalRank(1, 11, left.pop(0))])
+    monkeypatch.setattr(starting, "end_job", lambda waited: watch.end())
+    watch._run()
+    assert not left
 
 
 def test_a_request_to_stop_shortens_the_limit(monkeypatch):

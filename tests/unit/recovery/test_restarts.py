@@ -125,11 +125,19 @@ def test_with_progress_a_job_restarts_at_once_for_ever(tmp_path):
     assert set(pauses) == {0}
 
 
-def test_a_run_that_has_not_begun_is_not_started_again(tmp_path):
-    """What keeps it from that would keep it from it again; and its folder may hold another run."""
+def test_a_run_that_has_not_begun_is_started_again_if_a_rank_was_killed(tmp_path, capsys):
+    """A kill in the first seconds ended a launch. What else keeps a run from beginning does so again; and its folder
+    may hold another run.
+    """
     assert not restarts(tmp_path, begun=False).note_loss()
     RecoveryState(tmp_path).begin_start("another launch")
-    assert not restarts(tmp_path, begun=False).note_loss()
+    made = restarts(tmp_path, begun=False)
+    assert not made.note_loss()
+    for _ in range(2):
+        assert made.note_loss(killed=True)
+        made.begin()
+    assert not made.note_loss(killed=True)
+    assert "the job was restarted 2 times before the run had begun, and is not again" in capsys.readouterr().err
 
 
 def test_off_is_off(tmp_path):
