@@ -15,6 +15,7 @@ from ssmpi import __version__
 from ssmpi.core.errors import UserError
 from ssmpi.files import atomic_file
 from ssmpi.files.result_marker import COMPLETE
+from ssmpi.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER
 from ssmpi.report import figures, traffic
 from ssmpi.report.columns import NOTHING, cells, headings, shown
 from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
@@ -202,13 +203,19 @@ def lasting(seconds: float) -> str:
 
 
 def _ranks(record: Record) -> list[list[str]]:
-    """One line a rank and kind of thread: seconds on a processor and waiting, and the rank's peak memory."""
+    """One line a rank and kind of thread: seconds on a processor and waiting, the rank's peak memory, and what the
+    workers of a trainer have done a second.
+    """
     lines = []
+    eps, steps = (record.by_trainer(name) for name in (EPS_BY_TRAINER, STEPS_BY_TRAINER))
     for rank in record.usage:
         for kind, spent in rank["threads"].items():
             busy, wall = spent["cpu_seconds"], spent["wall_seconds"]
             share = f"{busy / wall:.0%}" if wall else NOTHING
             name = f"{rank['role']} {rank['index']}".replace("_ps", " PS")
             times = [f"{busy:,.1f}", f"{max(wall - busy, 0):,.1f}", share]
-            lines.append([name, kind, *times, f"{rank['peak_memory_bytes'] / 1e6:,.0f}"])
+            rates = [NOTHING, NOTHING]
+            if rank["role"] == "trainer" and kind == "worker" and rank["index"] < min(len(eps), len(steps)):
+                rates = [f"{eps[rank['index']]:,.0f}", f"{steps[rank['index']]:,.1f}"]
+            lines.append([name, kind, *times, *rates, f"{rank['peak_memory_bytes'] / 1e6:,.0f}"])
     return lines
