@@ -13,10 +13,14 @@ from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.topology import Role
 from ssmpi.model.options import DenseOptions
 from ssmpi.roles.sync_ps import optimizer
+from ssmpi.sync.options import RoundOptions
 
 WAITING = WaitOptions(time_limit_seconds=60)
 PARAMETERS = 1_003  # not a multiple of anything
-REFUSED = {("gossip", "fixed_rate"), ("synchronous", "shadow")}
+REFUSED = {
+    (name, pace) for name, kind in sync.ALGORITHMS.items() for pace in sync.pace.PACES
+    if kind.option_error(RoundOptions(name, pace, every_iterations=int(pace == "fixed_rate")))
+}  # fmt: skip
 
 
 def replica(seed):
@@ -161,10 +165,11 @@ def with_pace(world, options, synchronizers, gradients, steps, examples=1):
 
 def threads_of(options, *steps):
     """Steps of two threads; those of both for one where the algorithm cannot have two."""
-    return [sum(steps)] if options.algorithm == "synchronous" else list(steps)
+    return [sum(steps)] if sync.algorithm_of(options).in_the_step else list(steps)
 
 
 def options(algorithm, pace="shadow", every=2, **settings):
     """Settings; the fixed rate is a round every second iteration, where that is possible."""
-    every = (1 if algorithm == "synchronous" else every) if pace == "fixed_rate" else 0
+    own = sync.algorithm_of(RoundOptions(algorithm))
+    every = (1 if own.in_the_step else every) if pace == "fixed_rate" else 0
     return sync.Options(algorithm=algorithm, pace=pace, every_iterations=every, cpu_share=1.0, **settings)

@@ -495,7 +495,12 @@ class Case:
         )
 
 
-PAIRS = [(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace) not in REFUSED and a != "synchronous"]
+PAIRS = [
+    (a, pace)
+    for a in ALL
+    for pace in ("shadow", "fixed_rate")
+    if (a, pace) not in REFUSED and not sync.ALGORITHMS[a].in_the_step
+]
 ASYNC = [
     options("async_ps"),
     options("async_ps", fragments=3),

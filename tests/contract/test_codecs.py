@@ -548,9 +548,9 @@ def test_divergence_ends_rounds_by_mirrors(algorithm, codec, value):
         over_threads(replace(TWO, sync_ps=2 if algorithm == "easgd" else 0), rounding, chosen, value)
 
 
-@pytest.mark.parametrize("algorithm", [n for n in sync.ALGORITHMS if n not in ("async_ps", *ROUNDS_BY_MIRRORS)])
+@pytest.mark.parametrize("algorithm", [n for n, kind in sync.ALGORITHMS.items() if kind.no_codec])
 def test_what_an_algorithm_cannot_carry_is_refused_with_the_reason(algorithm):
-    pace = "fixed_rate" if algorithm == "synchronous" else "shadow"
+    pace = "fixed_rate" if sync.ALGORITHMS[algorithm].in_the_step else "shadow"
     options(algorithm, pace, codec="dense")
     with pytest.raises(SettingsError, match=f"algorithm = '{algorithm}' .*: set sync.codec = 'dense'"):
         options(algorithm, pace, codec="threshold:0.9")

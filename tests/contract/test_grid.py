@@ -107,7 +107,7 @@ def in_turn(world, options, work):
 def blocks(world, options, owners):
     """A body: blocks of steps by the gradients that a replica's lanes have in each, with a round after them."""
     replica, member = world.topology.place_of(world.index)
-    owned, lanes = owners[member], world.topology.replica_lanes
+    owned, lanes, kind = owners[member], world.topology.replica_lanes, sync.algorithm_of(options)
     weights = mapped(world, options, owned.of(random(replica))) if world.role == "trainer" else None
 
     def work(synchronizers):
@@ -124,25 +124,25 @@ def blocks(world, options, owners):
                 step.step(SimpleNamespace(gradients=gradients, arrays=(weights, gradients)), 0.01)
                 if pace:
                     pace.after_step(lane)
-            if options.algorithm in ("ma", "bmuf", "slowmo", "gossip"):
+            if kind.partner not in ("", sync.SYNC_PS):
                 meet(world)  # replicas that meet each other have stepped
             rounds = own.exchange.rounds + options.fragments
-            while not pace and own.exchange.leads and own.exchange.rounds < rounds and options.algorithm != "none":
+            while not pace and own.exchange.leads and own.exchange.rounds < rounds and kind.partner:
                 own.round()  # perhaps to no effect: a partner must be answered, whenever it asks
 
         for number in range(4):
             in_turn(world, options, partial(block, number))
         after = weights.copy()
-        central = sync.ALGORITHMS[options.algorithm].partner == sync.SYNC_PS
+        central = kind.partner == sync.SYNC_PS
         in_turn(world, options, pace.end if pace else own.close if central else partial(close_together, world, own))
         return own.context.replicas.names, after, weights.copy(), own.model()
 
     return on_trainers(world, options, weights, work)
 
 
-SHADOW = [options(name) for name in ("easgd", "ma", "bmuf", "slowmo", "gossip", "async_ps", "none")]
-BY_LANE = [options(name, "fixed_rate") for name in ("easgd", "async_ps")]
-CODED = [options(name, codec="bf16") for name in ("easgd", "ma", "async_ps")]
+SHADOW = [options(name) for name, kind in sync.ALGORITHMS.items() if not kind.in_the_step]
+BY_LANE = [options(name, "fixed_rate") for name, kind in sync.ALGORITHMS.items() if kind.partner == sync.SYNC_PS]
+CODED = [options(name, codec="bf16") for name, kind in sync.ALGORITHMS.items() if not kind.no_codec]
 BY_MESSAGES = [options(name, transport="messages", fragments=3) for name in ("easgd", "bmuf")]
 
 

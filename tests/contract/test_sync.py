@@ -33,6 +33,7 @@ TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)
 ALL = tuple(sync.ALGORITHMS)
 MERGES = ("difference", "interpolate")
 AVERAGING = ("easgd", "ma", "bmuf")
+SHARED = [n for n, k in sync.ALGORITHMS.items() if k.in_teams or (k.partner == sync.SYNC_PS and not k.steps_elsewhere)]
 
 
 # Bodies
@@ -293,7 +294,7 @@ def moved_by_others(options):
     """Whether other processes move a replica while its own steps; pretended ranks take turns, real ones may lose a
     step.
     """
-    return options.transport == "auto" and options.algorithm in AVERAGING
+    return options.transport == "auto" and options.algorithm in SHARED
 
 
 def some_ps(number):
@@ -303,7 +304,7 @@ def some_ps(number):
 
 PACED = [options(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace) not in REFUSED]
 PACED += [options("bmuf", bmuf=bmuf(eta=0.7, momentum=0.5))]
-PACED += [replace(o, transport="messages") for o in PACED if o.algorithm in AVERAGING]
+PACED += [replace(o, transport="messages") for o in PACED if o.algorithm in SHARED]
 COUNTED = [options(a, "fixed_rate", alpha=alpha) for a in ("ma", "bmuf", "slowmo") for alpha in (0.3, 1.0)]
 COUNTED += [options("bmuf", "fixed_rate", 3, bmuf=bmuf(eta=0.7, momentum=0.5))]
 WAYS = (options, by_message)

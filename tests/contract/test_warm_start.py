@@ -36,8 +36,8 @@ from ssmpi.roles.progress import Progress
 from ssmpi.roles.trainer import Trainer
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of
+from ssmpi.sync import ALGORITHMS, SYNC_PS, exchanges
 from ssmpi.sync import Options as RoundOptions
-from ssmpi.sync import exchanges
 from ssmpi.sync.center_shard import EXCHANGE, FETCH, START
 from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.sync.push_pull import PushPull
@@ -155,9 +155,6 @@ def test_what_a_codec_has_not_sent_outlives_a_kill(tmp_path, small_data):
     same(through, killed)
 
 
-ALGORITHMS = ("none", "ma", "gossip", "bmuf", "slowmo", "synchronous", "easgd", "async_ps")
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_several_trainers_go_on_together(tmp_path, small_data, algorithm):
     """By messages: the team of a host waits for its leader, however long."""
@@ -180,7 +177,8 @@ def check_sizes(folder, config):
 
 TWO = ("topology.threads=2",)
 BY = defaultdict(lambda: TWO, synchronous=("sync.pace=fixed_rate", "sync.every_iterations=1"))
-BY |= dict.fromkeys(("easgd", "async_ps"), (*TWO, "topology.sync_ps=2", "sync.fragments=3"))
+CENTRAL = [name for name, kind in ALGORITHMS.items() if kind.partner == SYNC_PS]
+BY |= dict.fromkeys(CENTRAL, (*TWO, "topology.sync_ps=2", "sync.fragments=3"))
 
 
 def counted(monkeypatch, owner, name, *, after):
