@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from data_prep.ranks import BadRowError, Ranks, describe, join
+from ssmpi import __version__
 from ssmpi.core.errors import UserError
 from ssmpi.host.startup import print_any_text
 
@@ -101,6 +102,7 @@ def _run_alone(parsed: argparse.Namespace) -> int:
 
 def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ssmpi-prepare", description="Make, show and check data sets for ssmpi.")
+    parser.add_argument("--version", action="version", version=f"ssmpi-prepare {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     words = sys.argv[1:] if arguments is None else arguments
     for name, (module, text) in LATE.items():
@@ -194,14 +196,15 @@ def _add_common(parser: argparse.ArgumentParser, output: bool) -> None:
     add(
         "--vocabulary",
         type=Path,
-        metavar="FILE",
-        help="use this vocabulary.h5 (or prepared folder) instead of fitting one",
+        metavar="FOLDER",
+        help="use the vocabulary of this prepared folder (or vocabulary.h5) instead of fitting one",
     )
     add(
         "--extend-vocabulary",
         type=Path,
-        metavar="FILE",
-        help="fit a vocabulary that begins with this vocabulary.h5 (or prepared folder): ids stay, new tokens follow",
+        metavar="FOLDER",
+        help="fit a vocabulary that begins with that of this prepared folder (or vocabulary.h5): ids stay, new tokens "
+        "follow",
     )
     add("--min-count", type=int, default=1, metavar="N", help="rarer tokens share id 1 (default 1)")
     add("--split-name", metavar="NAME", help="with --split none: train (default), validation or test (if unlabelled)")

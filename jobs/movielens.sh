@@ -79,7 +79,7 @@ if [ ! -f "$ratings" ]; then
 fi
 run ssmpi-prepare table --schema "jobs/schemas/$name.toml" "$ratings" --output "$data/shards"
 run ssmpi launch "jobs/configs/$name.toml" "data.folder=$data/shards" "run.folder=$runs" --overwrite
-[ -f "$data/baseline.json" ] || run ssmpi-prepare baseline "$data/shards" --json "$data/baseline.json"
+[ -f "$data/baseline.json" ] || run ssmpi-prepare baseline "$data/shards" --output "$data/baseline.json"
 
 printf '\n'
 run ssmpi summary "$runs" --baseline "$data/baseline.json"

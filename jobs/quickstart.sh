@@ -46,7 +46,7 @@ settings=("data.folder=$shards" "run.folder=$runs" "schedule.warmup_examples=$((
   "schedule.decay_start_examples=$((rows * 4 / 7))" "schedule.decay_examples=$((rows * 2 / 7))")
 run ssmpi plan jobs/configs/quickstart.toml "${settings[@]}"
 run ssmpi launch jobs/configs/quickstart.toml "${settings[@]}" --overwrite
-[ -f "$shards.baseline.json" ] || run ssmpi-prepare baseline "$shards" --json "$shards.baseline.json"
+[ -f "$shards.baseline.json" ] || run ssmpi-prepare baseline "$shards" --output "$shards.baseline.json"
 
 printf '\n'
 run ssmpi summary "$runs" --baseline "$shards.baseline.json" --teacher "$raw/teacher.json"

@@ -45,17 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ssmpi-prepare baseline``."""
     parser.add_argument("folder", type=Path, help="a prepared data set")
     parser.add_argument("--split", default="test", help="which rows to score (default test)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the scores to FILE")
+    parser.add_argument("--output", "--json", type=Path, metavar="FILE", help="also write the scores to FILE")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Score both and print a table; returns exit code 0. Raises UserError."""
-    if arguments.json:
-        atomic_file.check(arguments.json)
-        atomic_file.check_replaceable(arguments.json, re.compile(rb'\s*\{\s*"format": "ssmpi-baseline"'))
+    if arguments.output:
+        atomic_file.check(arguments.output)
+        atomic_file.check_replaceable(arguments.output, re.compile(rb'\s*\{\s*"format": "ssmpi-baseline"'))
     report = baseline(arguments.folder, arguments.split)
-    if arguments.json:
-        atomic_file.write(arguments.json, json.dumps(report, indent=1) + "\n")
+    if arguments.output:
+        atomic_file.write(arguments.output, json.dumps(report, indent=1) + "\n")
     print(table(report))
     return 0
 

@@ -15,6 +15,7 @@ from data_prep.shards.provenance import manifest_checksum
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.core.documents import parse_json
 from ssmpi.core.errors import DamageError, DataError, json_problem
+from ssmpi.core.words import counted
 from ssmpi.data.schema import (
     MAKE_AGAIN,
     MANIFEST_NAME,
@@ -66,7 +67,7 @@ def conclusion(folder: Path, findings: Sequence[Finding]) -> str:
     foreign = len(findings) - damaged
     lines = []
     if damaged:
-        lines.append(f"{damaged:,} damaged file{'s' * (damaged > 1)}: {MAKE_AGAIN}")
+        lines.append(f"{counted(damaged, 'damaged file')}: {MAKE_AGAIN}")
     if foreign:
         lines.append(
             f"{foreign:,} foreign file{' or folder: move it' if foreign == 1 else 's or folders: move them'} elsewhere"

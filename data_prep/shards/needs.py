@@ -10,6 +10,7 @@ from data_prep.preparation import Preparation
 from data_prep.vocabulary.scan import ScanResult
 from data_prep.vocabulary.vocabulary_file import Vocabulary
 from ssmpi.core.errors import DataError
+from ssmpi.core.words import counted
 from ssmpi.data.schema import MANIFEST_NAME
 
 MOST_FILES = 100_000
@@ -25,7 +26,8 @@ def announce(job: Preparation) -> bool:
     _refuse_crumbs(job, rows)
     kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
     size = gigabytes(sum(source.size for source in job.sources))
-    print(f"{len(job.sources)} raw files, {size}, about {rows:,} rows, {kind}, {job.ranks.size} ranks")
+    files, ranks = counted(len(job.sources), "raw file"), counted(job.ranks.size, "rank")
+    print(f"{files}, {size}, about {rows:,} rows, {kind}, {ranks}")
     output, temporary = _disk_need(job, rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows * job.counting)
     kept = job.format.kept_bytes() if job.awaits else 0
     keeps = 0 < kept <= _room(options.output)[0] - output - temporary

@@ -21,6 +21,7 @@ from data_prep.shards.gather import WrittenShard
 from data_prep.splits import Ranges
 from data_prep.vocabulary.scan import PieceRecord
 from data_prep.vocabulary.vocabulary_file import STATED_MIN_COUNTS, Vocabulary
+from ssmpi.core.words import counted
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.schema import VOCABULARY_NAME, Manifest, Split
 
@@ -122,7 +123,8 @@ def summary(job: Preparation, records: Sequence[PieceRecord], manifest: Manifest
         start, stop = split.row_ranges[0]
         rate = f", label rate {split.positives / split.rows:.4%}" if job.labelled else ""
         lines.append(
-            f"{name}: {split.rows:,} rows in {len(split.shards)} shards{rate}, source rows [{start:,}, {stop:,})"
+            f"{name}: {counted(split.rows, 'row')} in {counted(len(split.shards), 'shard')}{rate}, "
+            f"source rows [{start:,}, {stop:,})"
         )
     return "\n".join(lines + skipped_lines(job, records) + job.format.remarks(records))
 

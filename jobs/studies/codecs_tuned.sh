@@ -33,7 +33,7 @@ study() { # NAME SPLIT ARGUMENTS...: one table
   shift 2
   ssmpi bench lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" topology.trainers=4 \
     topology.sync_ps=1 sync.algorithm=async_ps sync.life_span=100 evaluate.final="$split" --gap 2 --staleness 1 \
-    --out "${json:-$out}/$name.json" "$@" | tee "$out/$name.txt"
+    --output "${json:-$out}/$name.json" "$@" | tee "$out/$name.txt"
 }
 codec=sync.codec=threshold:0.99
 grid() { # NAME CODEC: all settings of one arm

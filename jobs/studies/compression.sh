@@ -14,7 +14,7 @@ study() { # NAME ARGUMENTS...: one table
   shift
   ssmpi bench lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" topology.trainers=4 \
     dense.rate=0.2 schedule.decay_start_examples=50_000 schedule.decay_examples=60_000 \
-    --runs "$seeds" --out "$out/$name.json" "$@" | tee "$out/$name.txt"
+    --runs "$seeds" --output "$out/$name.json" "$@" | tee "$out/$name.txt"
 }
 t=sync.codec=threshold
 study pushes sync.algorithm=async_ps topology.sync_ps=1 sync.life_span=100 --gap 2 --staleness 1 \

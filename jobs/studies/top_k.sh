@@ -21,7 +21,7 @@ study() { # NAME ARGUMENTS...: one table
   ssmpi bench lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" \
     'model.bottom=[512,256,64,16]' 'model.top=[512,256,128,1]' dense.rate=0.2 \
     schedule.decay_start_examples=50_000 schedule.decay_examples=60_000 \
-    --runs "$seeds" --out "$out/$name.json" "$@" | tee "$out/$name.txt"
+    --runs "$seeds" --output "$out/$name.json" "$@" | tee "$out/$name.txt"
 }
 once() { echo "model.top_k=[\"bottom.2:$1\"]"; }
 twice() { echo "model.top_k=[\"bottom.2:$1\",\"top.2:$1\"]"; }

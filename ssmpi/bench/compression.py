@@ -58,10 +58,10 @@ class CodecCost:
 
 
 def measure(options: CompressionOptions) -> list[CodecCost]:
-    """Print a line for each codec, for its ``exchanges`` and for ``activations``, and write all of it to ``--out``.
+    """Print a line for each codec, for its ``exchanges`` and for ``activations``, and write all of it to ``--output``.
     SettingsError for an unknown codec.
     """
-    codecs, entries, rounds, out = options.codecs, options.entries, options.rounds, options.out
+    codecs, entries, rounds, out = options.codecs, options.entries, options.rounds, options.output
     if out:
         atomic_file.check(out)
     made = {

@@ -16,9 +16,9 @@ SHAPES = 0.1, 1000.0  # of the times between losses: from bursts to nearly even 
 CODECS = "dense", "bf16", "threshold:0.95", "threshold:0.99", "threshold:0.99:bf16", "random-k:0.99"
 
 
-def option(default: object, text: str, metavar: str = "") -> Any:
-    """A field that is an option."""
-    return field(default=default, metadata={"text": text, "metavar": metavar})
+def option(default: object, text: str, metavar: str = "", alias: str = "") -> Any:
+    """A field that is an option; ``alias`` is a name that it had."""
+    return field(default=default, metadata={"text": text, "metavar": metavar, "alias": alias})
 
 
 def folder() -> Any:
@@ -134,7 +134,7 @@ class CompressionOptions:
     codecs: tuple[str, ...] = option(CODECS, "codecs, see sync.codec", "CODECS")
     entries: int = option(1_000_000, "entries of the vector")
     rounds: int = option(15, "turns of all codecs")
-    out: Path | None = option(None, "JSON file with all results", "FILE")
+    output: Path | None = option(None, "JSON file with all results", "FILE", "--out")
 
     def __post_init__(self) -> None:
         within("--entries", self.entries, 1, 2**30)
@@ -166,7 +166,7 @@ class TablesOptions:
     skew: float = option(1.05, "exponent of Zipf's law, by which ids are drawn")
     batch: tuple[int, ...] = option((128, 2048), "batch sizes", "SIZES")
     turns: int = option(21, "turns of all kinds of tables")
-    out: Path | None = option(None, "JSON file with all results", "FILE")
+    output: Path | None = option(None, "JSON file with all results", "FILE", "--out")
 
     def __post_init__(self) -> None:
         within("--features", self.features, 1, 1000)
@@ -204,7 +204,7 @@ class LockstepOptions:
         (), "compare with these settings too, by pairs of seeds; also 'gap=N', 'feedback=off' (repeatable)", "SETTINGS"
     )
     runs: int = option(1, "runs, each with the next seed")
-    out: Path | None = option(None, "JSON file with all results", "FILE")
+    output: Path | None = option(None, "JSON file with all results", "FILE", "--out")
 
 
 @dataclass(frozen=True, kw_only=True)

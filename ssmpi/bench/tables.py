@@ -95,17 +95,17 @@ class Contender:
 
 
 def measure(options: TablesOptions) -> list[TableCost]:
-    """Print a line for each contender and batch size, and write all of it to ``--out``."""
-    if options.out:
-        atomic_file.check(options.out)
+    """Print a line for each contender and batch size, and write all of it to ``--output``."""
+    if options.output:
+        atomic_file.check(options.output)
     generator = np.random.default_rng(1)
     ids = zipf(generator, options, max(max(options.batch), EXAMPLES_A_TURN // BATCHES) * BATCHES)
     orders = orders_of(generator, ids, options.rows)
     contenders = contenders_of(options, orders[ARRIVAL])
     costs = [cost for batch in options.batch for cost in of_size(contenders, batch, ids, orders, options.turns)]
     print(table(costs, options))
-    if options.out:
-        atomic_file.write(options.out, json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
+    if options.output:
+        atomic_file.write(options.output, json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
     return costs
 
 

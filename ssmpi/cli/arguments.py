@@ -77,15 +77,22 @@ def add_plans(among: Commands) -> None:
     add_run_file(sub)
     sub.add_argument("--site", type=Path, help="site file: print what each node needs, refuse a run that cannot fit")
     sub.add_argument("--tables", type=Path, help="text file with the rows of each table, before data is prepared")
+    text = "predict speed by number of trainers, and the first bottleneck: needs --step-ms, --link-mb and prepared data"
+    sub.add_argument("--predict", action="store_true", help=text)
     sub.add_argument(
-        "--predict", action="store_true", help="predict speed by number of trainers, and the first bottleneck"
-    )
-    sub.add_argument("--trainers", metavar="NUMBERS", help=f"to predict for (default: {commands.TRAINERS})")
-    sub.add_argument(
-        "--step-ms", type=float, metavar="MS", help="measured time of a thread's dense step, to predict from"
+        "--trainers", metavar="NUMBERS", help=f"for --predict: numbers of trainers (default: {commands.TRAINERS})"
     )
     sub.add_argument(
-        "--link-mb", type=float, metavar="MB", help="bandwidth of every rank's link, per direction, to predict from"
+        "--step-ms",
+        type=float,
+        metavar="MS",
+        help="for --predict: time of a thread's dense step, as 'ssmpi bench throughput' measures",
+    )
+    sub.add_argument(
+        "--link-mb",
+        type=float,
+        metavar="MB",
+        help="for --predict: bandwidth of every rank's link, per direction, in MB/s",
     )
     add_recovery_plan(sub)
     text = "print versions, MPI library, cores and over-subscription, and test them for a second"
@@ -155,4 +162,4 @@ def add_records(among: Commands) -> None:
     sub.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="run folder; the others are compared with the first"
     )
-    sub.add_argument("--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")
+    sub.add_argument("--output", "--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")

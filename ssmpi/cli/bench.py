@@ -164,9 +164,9 @@ def lockstep(arguments: argparse.Namespace) -> int:
         cases = paired.cases_of(
             given.case, lambda words: load(arguments.run_file, [*arguments.overrides, *words]), base
         )
-        paired.measure(cases, cases[0].config.evaluate.final, given.runs, given.out)
+        paired.measure(cases, cases[0].config.evaluate.final, given.runs, given.output)
         return 0
-    bench.measure(load(arguments.run_file, arguments.overrides), base, given.vary, given.runs, given.out)
+    bench.measure(load(arguments.run_file, arguments.overrides), base, given.vary, given.runs, given.output)
     return 0
 
 

@@ -259,5 +259,5 @@ def report(arguments: argparse.Namespace) -> int:
     for record in records:
         for sentence in record.missing:
             say(f"{'error' if record.is_empty else 'warning'}: {record.folder}: {sentence}")
-    print("\n".join(map(str, write(records, arguments.out))))
+    print("\n".join(map(str, write(records, arguments.output))))
     return 2 if any(record.is_empty for record in records) else 0

@@ -36,8 +36,9 @@ def add_options(sub: argparse.ArgumentParser, kind: type[DataclassInstance]) -> 
             shown = _shown(each.default)
             text += f" (default: {shown})" if shown else ""
             listed = get_origin(hint) is tuple
+            names = filter(None, (name, each.metadata["alias"]))
             sub.add_argument(
-                name, type=str if listed else hint, default=shown if listed else each.default, metavar=metavar,
+                *names, type=str if listed else hint, default=shown if listed else each.default, metavar=metavar,
                 help=text,
             )  # fmt: skip
 

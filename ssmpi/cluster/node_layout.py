@@ -11,6 +11,7 @@ from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.topology import Role, Topology
+from ssmpi.core.words import counted
 from ssmpi.embedding.placement import Placement
 from ssmpi.run.requirements import checkpoint_copies, memory_of_ranks, placement_of
 
@@ -80,7 +81,7 @@ class NodeLayout:
     def describe(self, site: Site) -> str:
         """Which ranks are on which node, and how much of it they use."""
         count = self.count
-        lines = [f"{self.topology.size} ranks ({self.topology.arithmetic()}) on {count} node{'s' * (count > 1)}:"]
+        lines = [f"{counted(self.topology.size, 'rank')} ({self.topology.arithmetic()}) on {counted(count, 'node')}:"]
         for node in range(count):
             need = self.need_of(node)
             crowded = " (over-subscribed: they share)" if need.cores > site.node.cores else ""

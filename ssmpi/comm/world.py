@@ -39,6 +39,7 @@ from ssmpi.comm.heartbeat import Heartbeat
 from ssmpi.comm.messages import Conversation
 from ssmpi.core.topology import CONVERSATIONS, Directory, Role, Topology
 from ssmpi.core.traffic import Meter, Traffic, meter
+from ssmpi.core.words import counted
 
 T = TypeVar("T")
 MakeConversation = Callable[[MPI.Comm, Directory, Meter], Conversation]
@@ -224,7 +225,7 @@ class World:
         for rank, host in enumerate(self._hosts):
             by_host.setdefault(host, []).append(rank)
         places = "; ".join(f"{host}: {self.topology.names_of(ranks)}" for host, ranks in by_host.items())
-        return f"{self.size} ranks on {len(by_host)} host{'s' * (len(by_host) > 1)}: {places}"
+        return f"{counted(self.size, 'rank')} on {counted(len(by_host), 'host')}: {places}"
 
     def _share_host(self) -> tuple[int, float, str]:
         """How many ranks of this host play this one's role; the share of a core for each shadow thread; and, on the

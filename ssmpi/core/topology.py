@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import DERIVED, require, within
+from ssmpi.core.words import counted
 
 MAX_RANKS = 65_535  # of one role
 
@@ -253,6 +254,6 @@ class Topology:
             else ""
         )
         raise TopologyError(
-            f"topology needs {self.size} ranks ({self.arithmetic()}), got {size}: start it with "
+            f"topology needs {counted(self.size, 'rank')} ({self.arithmetic()}), got {size}: start it with "
             f"mpirun -n {self.size}, or let 'ssmpi launch' do that{fits}"
         )

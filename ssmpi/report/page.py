@@ -74,7 +74,7 @@ def publish(subject: PageContent, wanted: Sequence[Drawing], out: Path) -> list[
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{out.parent}: cannot be made ({error.strerror}); name another file with --out") from error
+        raise UserError(f"{out.parent}: cannot be made ({error.strerror}); name another file with --output") from error
     atomic_file.check(out)
     atomic_file.check_replaceable(out, re.compile(rb"<!DOCTYPE html>.*<title>ssmpi report: ", re.DOTALL))
     for drawing in wanted if not out.exists() else ():  # no earlier report has made those that are there

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from ssmpi.core.errors import DataError
+from ssmpi.core.words import counted
 from ssmpi.data.schema import read_manifest
 from ssmpi.files import result_marker
 from ssmpi.files.result_marker import COMPLETE
@@ -19,7 +20,7 @@ from ssmpi.report.reader import read, read_json
 from ssmpi.report.record import FINAL_SPLITS, Record
 from ssmpi.report.traffic import in_words
 
-REFERENCES = "--baseline takes what 'ssmpi-prepare baseline --json' wrote, --teacher the teacher.json of 'synthesize'"
+REFERENCES = "--baseline takes what 'ssmpi-prepare baseline --output' wrote, --teacher the teacher.json of 'synthesize'"
 SHOWN_AHEAD = {"ne": "NE", "log_loss": "log-loss", "auc": "AUC", "calibration": "calibration"}
 SHOWN_TRAINERS = 8
 COLUMNS = ("ne", "log_loss", "auc", "accuracy")
@@ -143,7 +144,7 @@ def _differ(found: dict[str, Any]) -> bool:
 def _ahead(whole: Mapping[str, Any]) -> str:
     """What rows scored before the model was trained on them."""
     scores = ", ".join(f"{text} {_cell(whole[name]).strip()}" for name, text in SHOWN_AHEAD.items())
-    return f"before training on them ({whole['parts']:.0f} parts, {whole['rows']:,.0f} rows): {scores}"
+    return f"before training on them ({counted(round(whole['parts']), 'part')}, {whole['rows']:,.0f} rows): {scores}"
 
 
 def _best_and_last(split: str, found: dict[str, Any], which: str) -> str:

@@ -20,6 +20,7 @@ from ssmpi.checkpoint.model_files import move_into_place
 from ssmpi.checkpoint.trainer_state import SELECTION
 from ssmpi.comm.failure import cause
 from ssmpi.core.errors import DataError
+from ssmpi.core.words import counted
 from ssmpi.files.log import log
 from ssmpi.files.run_files import BEST, MODEL
 from ssmpi.host.clock import Clock
@@ -184,7 +185,7 @@ class ModelSelection:
         if self.ended_by == STOP_AT_AUC:
             return f"AUC {auc:.5f} reaches evaluate.stop_at_auc = {self._options.stop_at_auc:g}"
         count = self.state.without_gain
-        return f"{count} evaluation{'s' * (count != 1)} without gain (evaluate.patience)"
+        return f"{counted(count, 'evaluation')} without gain (evaluate.patience)"
 
 
 def is_model_after(folder: Path, examples: int) -> bool:

@@ -13,6 +13,7 @@ from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.comm.push_counts import SentPushes
 from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
+from ssmpi.core.words import counted
 from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
 from ssmpi.embedding.key_lookup import KeyLookup
 from ssmpi.embedding.keyed_table import KeyCounts
@@ -29,7 +30,7 @@ def placing(cardinalities: Sequence[int], servers: int, start: Start) -> str:
     """What creating ``Tables`` does, for the log."""
     rows, where = (
         f"{sum(cardinalities):,} embedding rows",
-        f"on {servers} embedding PS{'s' * (servers > 1)}" if servers else "in the trainer",
+        f"on {counted(servers, 'embedding PS')}" if servers else "in the trainer",
     )
     if start.warm:
         return f"mapping {rows} {where}"

@@ -82,14 +82,14 @@ def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None)
     if not run_files.is_run_folder(folder):
         found = others or [path.name for path in there]
         raise SettingsError(f"{folder}: not empty and not a run folder; {remedy} (it holds {shown(found)})")
+    if not result_marker.is_finished(folder):
+        remedy = f"resume it with --resume {folder}, {remedy}"
     if others:
         raise SettingsError(
-            f"{folder}: holds an earlier run, and files that no run writes: {shown(others)}. Move them away, or "
-            f"{remedy}"
+            f"{folder}: holds an earlier run, and files that no run writes: {shown(others)}; {remedy}, or move those"
+            " files away"
         )
     if not overwrite:
-        if not result_marker.is_finished(folder):
-            remedy = f"resume it with --resume {folder}, {remedy}"
         raise SettingsError(f"{folder}: holds an earlier run; {remedy}, or pass --overwrite")
     return there
 

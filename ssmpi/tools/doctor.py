@@ -16,6 +16,7 @@ from ssmpi import __version__
 from ssmpi.comm.world import Job, join
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.core.row_layout import RowLayout
+from ssmpi.core.words import counted
 from ssmpi.host import launcher_env, memory_folder
 from ssmpi.host.host_memory import free_memory
 from ssmpi.host.mpi_environment import missing
@@ -223,5 +224,6 @@ def self_test(job: Job) -> list[str]:
         products += 1
     speed = products * 2 * 512**3 / (time.monotonic() - began) / 1e9
     if job.rank == 0:
-        print(f"self test: {speed:.0f} GFLOP/s in 512 x 512 float32 products on rank 0, sum over {job.size} ranks ok")
+        ranks = counted(job.size, "rank")
+        print(f"self test: {speed:.0f} GFLOP/s in 512 x 512 float32 products on rank 0, sum over {ranks} ok")
     return problems

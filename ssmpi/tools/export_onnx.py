@@ -18,6 +18,7 @@ from ssmpi.checkpoint.parent import checksum
 from ssmpi.checkpoint.saved_tables import read_tables
 from ssmpi.config import Config
 from ssmpi.core.errors import DataError, UserError
+from ssmpi.core.words import counted
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import ONNX_TABLES
 from ssmpi.model.estimates import Estimates
@@ -65,4 +66,5 @@ def write(config: Config, folder: Path, target: Path) -> str:
         other.write_bytes(model.SerializeToString())
     sizes = [f"{path.stat().st_size / 1e6:,.1f} MB in {path}" for path in (target, beside)]
     precision = f"; in float32, the model was trained with {config.model.precision}"
-    return f"network, {sizes[0]}; {len(tables)} tables, {sizes[1]}{precision * (config.model.precision != 'fp32')}"
+    note = precision * (config.model.precision != "fp32")
+    return f"network, {sizes[0]}; {counted(len(tables), 'table')}, {sizes[1]}{note}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ssmpi.config import Config
 from ssmpi.core.settings import require
+from ssmpi.core.words import counted
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS
 from ssmpi.tools.forecast import EMBEDDING, SYNC, Forecast, LinkSpeeds, forecast
 
@@ -28,7 +29,7 @@ def describe(config: Config, step: float, links: LinkSpeeds, counts: Sequence[in
 
 def arithmetic(found: Forecast) -> list[str]:
     """Where the figures come from."""
-    threads = f"{found.compute.threads} thread{'s' * (found.compute.threads > 1)}"
+    threads = counted(found.compute.threads, "thread")
     lines = [f"  dense step: batch {found.compute.batch} x {threads} / {found.compute.step * 1e3:g} ms"]
     if found.rounds.period and found.rounds.partner:
         pause = f" + a round of {_ms(found.round_seconds(2 * found.members))} every {found.rounds.period:g} iterations"

@@ -8,6 +8,7 @@ from ssmpi.checkpoint import remedies, store
 from ssmpi.checkpoint.parent import Parent
 from ssmpi.checkpoint.rows.records import read_rows
 from ssmpi.core.errors import DataError, json_problem
+from ssmpi.core.words import counted
 from ssmpi.embedding.table import KEYS
 from ssmpi.files import result_marker, run_files
 from ssmpi.files.run_files import MODEL, PARENT, RESULT_NAME, ROWS, RUN_FILE, VERSIONS
@@ -91,13 +92,13 @@ def contents(path: Path) -> str:
     """One line about an undamaged checkpoint or model."""
     manifest = store.read_manifest(path)
     state = manifest.state
-    size = f"{len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB"
+    size = f"{counted(len(manifest.files), 'file')}, {manifest.bytes / 1e6:,.1f} MB"
     if "topology" not in state:
         return f"after {state['examples']:,} examples, {size}"
     done, ranks = state["examples"] / max(state["expected_examples"], 1), state["topology"]
     servers = f"{ranks['embedding_ps']} embedding PSs, {ranks['sync_ps']} sync PSs"
     groups = f" in groups of {ranks['group']}" if ranks.get("group", 1) > 1 else ""
-    made_by = f"{ranks['trainers']} x {ranks['threads']} threads{groups}, {servers}"
+    made_by = f"{ranks['trainers']} x {counted(ranks['threads'], 'thread')}{groups}, {servers}"
     a_pass = state["position"]["part"] // state["identity"]["evaluate.per_pass"] + 1
     last = {split: kept["last"]["ne"] for split, kept in state["evaluations"].items()}
     scores = "".join(f", {split} NE {'not known' if ne is None else f'{ne:.5f}'}" for split, ne in last.items())

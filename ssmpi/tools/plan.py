@@ -14,6 +14,7 @@ from ssmpi.core.errors import DataError
 from ssmpi.core.row_layout import RowLayout
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
+from ssmpi.core.words import counted
 from ssmpi.data.features import CRITEO, Features, expected_collisions
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
@@ -243,9 +244,11 @@ def work(config: Config) -> str:
     topology, data = config.topology, config.data
     elp = data.batch_size * topology.lanes
     batches = sum(math.ceil(entry.rows / data.batch_size) for entry in reader.shards)  # the last of a shard is smaller
+    threads, trainers = counted(topology.threads, "thread"), counted(topology.home_trainers, "trainer")
+    passes = f"{data.passes} pass{'es' * (data.passes != 1)}"
     return (
-        f"work: {reader.rows * data.passes:,} examples ({reader.rows:,} rows x {data.passes} passes), "
+        f"work: {reader.rows * data.passes:,} examples ({reader.rows:,} rows x {passes}), "
         f"{batches * data.passes:,} iterations\n"
-        f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.home_trainers} trainers\n"
+        f"  ELP: {elp:,} = batch {data.batch_size} x {threads} x {trainers}\n"
         f"  sync: {config.sync.algorithm}, {config.sync.pace} pace"
     )

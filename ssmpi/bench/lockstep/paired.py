@@ -103,7 +103,8 @@ def earlier(out: Path, cases: Sequence[Case], split: str) -> list[dict[str, Any]
         both = (name for name in before if name in now and name not in PLACES)  # others came or went since
         if changed := next((name for name in both if before[name] != now[name]), None):
             raise SettingsError(
-                f"{out}: '{case.name}' ran with {changed} = {before[changed]}, not {now[changed]}: name another --out"
+                f"{out}: '{case.name}' ran with {changed} = {before[changed]}, not {now[changed]}: name another"
+                " --output"
             )
     paces = {case.name: (case.lockstep.gap, case.lockstep.staleness) for case in cases}
     return [run for run in body["runs"] if split in run and paces.get(run["case"]) == (run["gap"], run["staleness"])]

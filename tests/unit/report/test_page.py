@@ -275,7 +275,8 @@ def test_a_page_that_has_no_place_is_an_error_of_the_user(runs, tmp_path, capsys
     code, said = reported(capsys, runs[0], "--out", tmp_path / "file" / "deep" / "page.html")
     assert code == 2
     assert (
-        said == f"error: {tmp_path / 'file' / 'deep'}: cannot be made (Not a directory); name another file with --out\n"
+        said
+        == f"error: {tmp_path / 'file' / 'deep'}: cannot be made (Not a directory); name another file with --output\n"
     )
 
 

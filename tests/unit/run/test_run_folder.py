@@ -93,6 +93,7 @@ def test_a_stranger_keeps_the_folder_from_being_replaced(finished, tmp_path, sma
         with pytest.raises(SettingsError, match=re.escape(named)) as refused:
             run_folder.make(run, config, overwrite)
         assert "--overwrite" not in str(refused.value)
+        assert f"; resume it with --resume {run}, choose another" in str(refused.value)
     assert contents(run) == before
 
 
