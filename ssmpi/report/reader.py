@@ -12,6 +12,7 @@ from typing import Any
 from ssmpi.core.documents import parse_json, parse_toml
 from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.core.settings import flat
+from ssmpi.core.words import counted
 from ssmpi.files import run_files
 from ssmpi.files.result_marker import COMPLETE
 from ssmpi.files.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
@@ -148,7 +149,9 @@ def _usage(folder: Path, settings: Mapping[str, Any], missing: list[str]) -> lis
     counts = [settings.get(f"topology.{name}") for name in ("trainers", "embedding_ps", "sync_ps")]
     expected = sum(count for count in counts if isinstance(count, int))
     if len(ranks) < expected:
-        missing.append(f"{len(ranks) or 'none'} of {expected} ranks wrote where its time went ({folder.name}/)")
+        missing.append(
+            f"{len(ranks) or 'none'} of {counted(expected, 'rank')} wrote where its time went ({folder.name}/)"
+        )
     return ranks
 
 

@@ -96,7 +96,7 @@ def contents(path: Path) -> str:
     if "topology" not in state:
         return f"after {state['examples']:,} examples, {size}"
     done, ranks = state["examples"] / max(state["expected_examples"], 1), state["topology"]
-    servers = f"{ranks['embedding_ps']} embedding PSs, {ranks['sync_ps']} sync PSs"
+    servers = f"{counted(ranks['embedding_ps'], 'embedding PS')}, {counted(ranks['sync_ps'], 'sync PS')}"
     groups = f" in groups of {ranks['group']}" if ranks.get("group", 1) > 1 else ""
     made_by = f"{ranks['trainers']} x {counted(ranks['threads'], 'thread')}{groups}, {servers}"
     a_pass = state["position"]["part"] // state["identity"]["evaluate.per_pass"] + 1

@@ -71,7 +71,7 @@ def test_a_group_stopped_anywhere_goes_on_by_other_plans_to_the_same_bits(tmp_pa
     run = in_pieces(tmp_path / "cut", small_data, stop_after, [(stages, 7), (data, 30), (data, 31), (stages, None)])
     assert_same(run, reference)
     np.testing.assert_array_equal(run.losses(), reference.losses())
-    assert "by 2 x 1 threads in groups of 2, 1 embedding PSs" in inspect.describe(run.folder, checksums=False)[0]
+    assert "by 2 x 1 thread in groups of 2, 1 embedding PS," in inspect.describe(run.folder, checksums=False)[0]
 
 
 def test_groups_resume_what_a_trainer_alone_has_saved_and_the_other_way_round(tmp_path, small_data, stop_after):

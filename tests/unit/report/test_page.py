@@ -211,11 +211,11 @@ def test_a_window_that_the_end_cut_short_is_in_no_curve():
         ),
         (lambda run: as_folder(run / "metrics.jsonl"), "metrics.jsonl cannot be read: Is a directory"),
         (lambda run: as_folder(run / "result.json"), "result.json: cannot be read: Is a directory: no final results"),
-        (lambda run: (run / "usage/trainer-0.json").write_text('{"threads": {"worker": 3}}'), "none of 1 ranks wrote"),
+        (lambda run: (run / "usage/trainer-0.json").write_text('{"threads": {"worker": 3}}'), "none of 1 rank wrote"),
         (lambda run: (run / "run.toml").unlink(), "no run.toml: its settings are not known"),
         (lambda run: (run / "run.toml").write_text("= ="), "run.toml is not readable"),
         (lambda run: (run / "versions.json").unlink(), "versions.json: no such file: versions are not known"),
-        (lambda run: shutil.rmtree(run / "usage"), "none of 1 ranks wrote where its time went"),
+        (lambda run: shutil.rmtree(run / "usage"), "none of 1 rank wrote where its time went"),
         (
             lambda run: (run / "result.json").write_text(
                 '{"status": "stopped", "examples": 70.0, "expected_examples": 6000, "evaluations": {}}'

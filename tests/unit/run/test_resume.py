@@ -391,7 +391,7 @@ def test_inspect_says_what_there_is(two_checkpoints):
     lines = text.splitlines()
     assert well
     assert lines[0].endswith("stopped, 3,000 of 12,000 examples")
-    ranks = "1 x 1 threads, 1 embedding PSs, 0 sync PSs (none)"
+    ranks = "1 x 1 thread, 1 embedding PS, 0 sync PSs (none)"
     first = re.sub(r"[\d.]+ MB", "N MB", lines[1])
     assert (
         first
