@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from data_prep.preparation import RawSource
 from data_prep.raw.sources import TextStream
-from data_prep.table.arrow_lists import are_lists
+from data_prep.table.arrow_lists import are_lists, usual
 from data_prep.table.files import first_fields, quoting_of, refuse_other_text
 from data_prep.table.guess_label import GIVES_AWAY, TEXTS, area_alone, guess_label
 from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
@@ -153,11 +153,14 @@ def _of_parquet(path: Path) -> Sample:
         raise DataError(f"{path}: not a readable Parquet file ({error}); fetch it again") from error
     if not batches:
         raise DataError(f"{path}: has no rows, from which to guess a schema")
-    rows = pa.Table.from_batches(batches)
-    for place, field in enumerate(rows.schema):
-        if pa.types.is_dictionary(field.type):
-            rows = rows.set_column(place, field.name, rows.column(place).cast(field.type.value_type))
+    names = batches[0].schema.names
+    columns = [pa.chunked_array([_decoded(batch.column(i)) for batch in batches]) for i in range(len(names))]
+    rows = pa.table(columns, names)
     return Sample(rows, [], rows.num_rows == total)
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else usual(column)
 
 
 def _of_text(source: RawSource) -> Sample:

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.ranks import BadRowError, RawDataError
 from data_prep.raw.sources import CHANGED
-from data_prep.table.arrow_lists import are_lists
+from data_prep.table.arrow_lists import are_lists, usual, without_views
 from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import partition_columns, require_columns
 from data_prep.table.format import TableFormat
@@ -200,9 +200,9 @@ class ParquetTable(TableFormat):
                         READ_ROWS, list(range(groups.first, groups.last)), columns=columns, use_threads=False
                     )
                 ):
-                    for name, value in constants.items():
-                        batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
-                    yield batch
+                    read = dict(zip(batch.schema.names, map(usual, batch.columns), strict=True))
+                    read |= {name: pa.repeat(value, batch.num_rows) for name, value in constants.items()}
+                    yield pa.RecordBatch.from_pydict(read)
         except (pa.ArrowException, OSError) as error:
             raise RawDataError(f"{source.path}: damaged Parquet file ({error}); fetch it again") from error
 
@@ -262,12 +262,13 @@ class ParquetTable(TableFormat):
         for name, kind in self._kinds.items():
             if name in self._constants[-1]:
                 continue
+            column = without_views(found.field(name).type)
             of = NUMBER if kind == WEIGHTS else self.schema.lists[name].type if kind == LIST else ""
-            if not (_can_list(found.field(name).type, of) if of else _fits(found.field(name).type, kind)):
+            if not (_can_list(column, of) if of else _fits(column, kind)):
                 dates = name == self.schema.time and self.schema.sorted
                 remedy = 'write split.by = "time"' if dates else "change its type there, or convert the column"
                 raise DataError(
-                    f"{source.path}: column {name!r} is {found.field(name).type}, which cannot be read as the "
+                    f"{source.path}: column {name!r} is {column}, which cannot be read as the "
                     f"{f'list of {of}s' if of else kind} that {self.schema.path} says; {remedy}"
                 )
         return metadata

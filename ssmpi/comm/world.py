@@ -252,8 +252,8 @@ def over_subscription(host: str, ranks: Sequence[tuple[Role, Collection[int]]], 
     workers, cores = threads * len(bound), len(set().union(*(cores for _, cores in ranks)))
     if workers > cores:
         return (
-            f"over-subscribed: {workers} worker threads of {counted(len(ranks), 'rank')} share {counted(cores, 'core')} "
-            f"of host {host}; "
+            f"over-subscribed: {workers} worker threads of {counted(len(ranks), 'rank')} share "
+            f"{counted(cores, 'core')} of host {host}; "
             "fewer threads or trainers would do the same work with less switching"
         )
     fewest = min(map(len, bound), default=threads)

@@ -10,6 +10,7 @@ import pickle
 import random
 import zipfile
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -231,15 +232,14 @@ def test_parts_without_rows_are_skipped(tmp_path, capsys):
     assert "b.parquet: has no rows; leave it out" in capsys.readouterr().err
 
 
-BY_FILE = PLAIN.replace(
-    'by = "random"', 'by = "file"\ntrain = "train*.csv"\nvalidation = "valid/*"\ntest = ["t.csv", "t2*"]'
-)
+FILES = 'by = "file"\ntrain = "train*.csv"\nvalidation = "valid/*"\ntest = ["t1.csv", "t2*"]'
+BY_FILE = PLAIN.replace('by = "random"', FILES)
 
 
 def test_splits_may_be_files(tmp_path):
     """Each split has the rows of its files, and the vocabulary those of training alone."""
     (tmp_path / "valid").mkdir()
-    for name, some in (("train-1", [1, 2]), ("train-2", [3]), ("valid/a", [1, 7]), ("t", [8]), ("t2", [2, 2, 9])):
+    for name, some in (("train-1", [1, 2]), ("train-2", [3]), ("valid/a", [1, 7]), ("t1", [8]), ("t2", [2, 2, 9])):
         (tmp_path / f"{name}.csv").write_text("click,user\n" + "".join(f"{n % 2},{n}\n" for n in some))
     assert prepare(tmp_path, tmp_path / "**" / "*.csv", BY_FILE, "--no-shuffle") == 0
     assert {split: found[0][:, 0].tolist() for split, found in load(tmp_path / "out").items()} == {
@@ -250,17 +250,43 @@ def test_splits_may_be_files(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"valid/*"', '"t*.csv"', "train.csv: matches patterns of two splits; change the patterns in [split] of "),
+        ('"valid/*"', '"t*.csv"', "t1.csv: matches patterns of two splits; change the patterns in [split] of "),
         ('"train*.csv"', '"train"', "train.csv: is in no split; change"),
-        ('"t2*"', '"u.csv"', "s.toml: no file matches 'u.csv' of [split]; give such a file, or leave it out"),
+        ('"t2*"', '"t2*", "u.csv"', "s.toml: no file matches 'u.csv' of [split]; give such a file, or leave it out"),
         ('"valid/*"', "3", "are not all names or patterns of files"),
         ('train = "train*.csv"', "", "split by file: write the names or patterns of the files of train,"),
         ('by = "file"', 'by = "file"\ncolumn = "user"', "split.column does not go with split.by = 'file'"),
     ],
 )
 def test_files_are_in_one_split_each(old, new, said, tmp_path, capsys):
-    for name in ("train.csv", "t.csv", "t2.csv", "valid/a.csv"):
+    for name in ("train.csv", "t1.csv", "t2.csv", "valid/a.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("click,user\n1,2\n")
     assert prepare(tmp_path, tmp_path / "**" / "*.csv", BY_FILE.replace(old, new), name="s") == 2
     assert said in capsys.readouterr().err
+
+
+def test_views_of_arrow_are_read_as_usual_columns(tmp_path):
+    """Polars writes them."""
+    usual = {"click": [0, 1] * 20, "user": ["a", None, "b", "ccccccccccccccccccccc"] * 10, "raw": [b"x", b"y"] * 20}
+    usual |= {"ids": [[1, 2], [], None, [3]] * 10, "tags": [["u", "v"], ["u"], None, []] * 10}
+    views = {"user": pa.string_view(), "raw": pa.binary_view(), "ids": pa.list_view(pa.int64())}
+    views["tags"] = pa.large_list_view(pa.string_view())
+    kinds = {name: pa.array(values, views.get(name)) for name, values in usual.items()}
+    schemas = []
+    for name, columns in (("usual", usual), ("views", kinds)):
+        file, schema = tmp_path / f"{name}.parquet", tmp_path / f"{name}.toml"
+        parquet.write_table(pa.table(columns), file)
+        assert main(["table", "--guess", "--schema", str(schema), str(file)]) == 0
+        schemas.append(schema.read_text().replace(name, ""))
+        text = 'label = "click"\n[categorical]\nuser = {}\nraw = {}\n[list]\nids = {longest = 2, type = "integer"}\n'
+        assert prepare(tmp_path, file, text + "tags = {longest = 2}\n", *WHOLE, name=f"{name}-out") == 0
+    assert schemas[0] == schemas[1]
+    same(load(tmp_path / "usual-out"), load(tmp_path / "views-out"))
+    shards = [read_columns(tmp_path / f"{name}-out") for name in ("usual", "views")]
+    np.testing.assert_array_equal(*shards)
+
+
+def read_columns(folder):
+    with h5py.File(folder / "train" / "shard-00000.h5", locking=False) as shard:
+        return np.concatenate([shard["list_ids"][:], shard["list_ends"][:].ravel()])
