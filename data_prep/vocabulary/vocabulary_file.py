@@ -3,7 +3,8 @@
 ``vocabulary.h5`` has a group per feature with ``token`` uint32 (tokens,) in id order and, ordered by frequency,
 ``count`` int64 (tokens,): token i has id i + 2 (0 missing, 1 rare or unseen), count descending, token ascending; one
 that extends another begins with all of that one's tokens. In dlrm order token i has id i: first appearance, missing
-counted as token 0. Tables have tokens uint64: integers as they are, 64-bit hashes of strings.
+counted as token 0. Tables have tokens uint64: integers as they are, 64-bit hashes of strings. A slash in the name of a
+feature is %2F in that of its group.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attribut
     with whole(path) as beside, hdf5_file.create(beside, content) as out:
         cardinalities, sizes = [], []
         for name, merged in features.items():
-            group = out.create_group(name)
+            group = out.create_group(_group_name(name))
             hdf5_file.write(group, "token", merged.tokens, "<u8" if "features" in attributes else "<u4")
             if attributes["id_order"] == FREQUENCY:
                 hdf5_file.write(group, "count", merged.counts, "<i8")
@@ -164,6 +165,19 @@ def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attribut
             raise DataError("more than 2**31 ids for one feature: use --max-ind-range or --min-count")
         body = {"format": FORMAT, "version": VERSION, "cardinalities": cardinalities, "sizes": sizes, **attributes}
         out.attrs["about"] = json.dumps(body)
+
+
+def _group_name(feature: str) -> str:
+    """Of a feature, in which HDF5 would take a slash, and a dot alone, for a path."""
+    if feature == ".":
+        return "%2E"
+    return feature.replace("%2", "%252").replace("/", "%2F")
+
+
+def _group(file: h5py.File, feature: str) -> h5py.Group:
+    """The group of a feature; of one with a slash also where earlier versions put it."""
+    name = _group_name(feature)
+    return file[name if name in file else feature]
 
 
 def _cardinality(name: str, tokens: int, about: Mapping[str, Any]) -> int:
@@ -229,7 +243,7 @@ class Vocabulary:
         """``token`` uint32 or ``count`` int64 of one feature, in id order."""
         try:
             with hdf5.opened(self.path) as file:
-                column: np.ndarray = file[self.names[feature]][name][:]
+                column: np.ndarray = _group(file, self.names[feature])[name][:]
         except hdf5.UNREADABLE as error:
             place = f"{self.names[feature]}/{name}"
             raise DamageError(self.path, f"damaged at {place} ({error})", "make it again") from error
@@ -248,7 +262,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         with hdf5.opened(path) as file:
             about = parse_json(file.attrs["about"])
             names = about.get("features", CRITEO.sparse)
-            expected = [_cardinality(name, len(file[name]["token"]), about) for name in names]
+            expected = [_cardinality(name, len(_group(file, name)["token"]), about) for name in names]
         found = (about["format"], about["version"])
         if found != (FORMAT, VERSION):
             raise DamageError(path, f"format {found}, this program reads {(FORMAT, VERSION)}", "make it again")

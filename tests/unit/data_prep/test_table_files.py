@@ -20,6 +20,7 @@ from test_prepare_table import load, prepare, same
 
 from data_prep.cli import main
 from data_prep.raw import sources
+from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.data.schema import read_manifest
 
 PLAIN = 'label = "click"\n[categorical]\nuser = "integer"\n[split]\nby = "random"\n'
@@ -290,3 +291,21 @@ def test_views_of_arrow_are_read_as_usual_columns(tmp_path):
 def read_columns(folder):
     with h5py.File(folder / "train" / "shard-00000.h5", locking=False) as shard:
         return np.concatenate([shard["list_ids"][:], shard["list_ends"][:].ravel()])
+
+
+NAMES = ["geo", "geo/count", "geo%2Fcount", "geo%252Fcount", "/", "."]
+
+
+def test_names_of_columns_may_have_slashes(tmp_path):
+    """They are no paths in the vocabulary; earlier versions had them so, where no two met."""
+    table = {name: [f"{name}{n % (f + 2)}" for n in range(40)] for f, name in enumerate(NAMES)}
+    parquet.write_table(pa.table({"click": [0, 1] * 20} | table), tmp_path / "a.parquet")
+    schema = 'label = "click"\n[categorical]\n' + "".join(f'"{name}" = {{}}\n' for name in NAMES)
+    assert prepare(tmp_path, tmp_path / "a.parquet", schema, *WHOLE) == 0
+    vocabulary = read_vocabulary(tmp_path / "out")
+    assert [len(vocabulary.column(f, "token")) for f in range(len(NAMES))] == [2, 3, 4, 5, 6, 7]
+    old = '[categorical]\n"geo/count" = {}\n'
+    assert prepare(tmp_path, tmp_path / "a.parquet", old, "--split", "none", "--fit-on", "all", name="old") == 0
+    with h5py.File(tmp_path / "old" / "vocabulary.h5", "r+") as file:
+        file.move("geo%2Fcount", "geo/count")
+    assert len(read_vocabulary(tmp_path / "old").column(0, "token")) == 3
