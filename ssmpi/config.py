@@ -74,8 +74,8 @@ class Config:
 
     def __post_init__(self) -> None:
         self.hierarchy.check_group(self.topology.group)
-        if not user_code.names_file(self.model.name):  # rejects what fits no data
-            self._check_places(network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim)))
+        if not user_code.names_file(self.model.name):
+            self._check_built_in()
         self._check_priority()
         self._check_dynamic()
         self._check_dense()
@@ -86,6 +86,13 @@ class Config:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+
+    def _check_built_in(self) -> None:
+        """Refuse what fits neither data with dense features nor data without."""
+        try:
+            self._check_places(network_of(self.model, Inputs(dense=0, tables=2, dim=self.embedding.dim)))
+        except SettingsError:
+            self._check_places(network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim)))
 
     def _check_places(self, network: Network) -> None:
         """Refuse rules that do not fit the network."""

@@ -91,7 +91,11 @@ def draw_lists(generator, effects, features, rows):
     """Columns; clicks depend on the pooled effects."""
     ids = np.array([generator.integers(len(effects[n]), size=rows) for n in features.one_id]).reshape(-1, rows).T
     dense = np.log1p(generator.exponential(5.0, (rows, len(features.dense)))).astype(np.float32)
-    logit = -0.5 + 0.3 * dense[:, 0] + sum(effects[n][ids[:, f].astype(int)] for f, n in enumerate(features.one_id))
+    logit = (
+        -0.5
+        + 0.3 * dense[:, :1].sum(axis=1)
+        + sum(effects[n][ids[:, f].astype(int)] for f, n in enumerate(features.one_id))
+    )
     names = features.list_names
     lengths = np.stack([generator.integers(features.lists[n].longest + 1, size=rows) for n in names], axis=1)
     ends = lengths.cumsum().reshape(lengths.shape)

@@ -43,7 +43,7 @@ def networks(draw):
                 fitting = [value for value in widths if widths[value] == widths[source]]
                 add(Sum(name, tuple(draw(st.lists(st.sampled_from(fitting), min_size=1, max_size=4)))))
             case "first order":
-                add(FirstOrder(name, (source, draw(st.sampled_from(sorted(widths))))))
+                add(FirstOrder(name, (source, draw(st.sampled_from(sorted(widths))))[: draw(st.integers(1, 2))]))
             case "vectors":
                 add(FieldVectors(name, (source,), draw(st.integers(1, 4))))
             case "machine":

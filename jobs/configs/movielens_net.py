@@ -1,4 +1,4 @@
-"""A factorization machine beside an MLP, for data without dense features, which DLRM, DCN v2 and DeepFM want."""
+"""A factorization machine beside an MLP, over the rows alone."""
 
 from ssmpi.model.field_operators import FactorizationMachine, Sum
 from ssmpi.model.network import ROWS, Inputs, Network, mlp

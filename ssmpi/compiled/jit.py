@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
@@ -66,7 +66,7 @@ class _Folder(_SourceFileBackedLocatorMixin, _CacheLocator):
 class _ReadOnlyFolder(_Folder):
     def get_cache_path(self) -> str:
         """``NUMBA_CACHE_DIR`` or that beside the sources, whichever can only be read; "" if none is so."""
-        chosen, sources = numba.config.CACHE_DIR, Path(self._py_file).parent
+        chosen, sources = os.environ.get("NUMBA_CACHE_DIR", ""), Path(self._py_file).parent
         folders = [Path(chosen) / self.get_suitable_cache_subpath(self._py_file)] if chosen else []
         folders += [sources / "__pycache__"]
         return next((str(path) for path in folders if path.is_dir() and not os.access(path, os.W_OK)), "")
@@ -113,7 +113,7 @@ def say(text: str) -> None:
 
 
 class _FileNames(CompileResultCacheImpl):
-    _locator_classes = (*CompileResultCacheImpl._locator_classes, _Folder)
+    _locator_classes: ClassVar = [*CompileResultCacheImpl._locator_classes, _Folder]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._sources = sources_checksum(inspect.getfile(function))

@@ -18,24 +18,25 @@
                       +-- rows (batch, 26, 17) <- pulled
                                  ids (batch, 26)
 
-A dense feature is a field as the paper has it: its value times a weight and a vector, which are dense parameters. There
-is no dropout. A factorization machine multiplies rows with each other, so row-wise Adagrad needs smaller steps than
-DLRM's: ``embedding.rate = 0.05`` where that takes 0.15.
+A dense feature is a field as the paper has it: its value times a weight and a vector, which are dense parameters.
+Without dense features the fields are the ids alone. There is no dropout. A factorization machine multiplies rows with
+each other, so row-wise Adagrad needs smaller steps than DLRM's: ``embedding.rate = 0.05`` where that takes 0.15.
 """
 
 from __future__ import annotations
 
-from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
-from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Concat, Inputs, Network, mlp
+from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, Sum
+from ssmpi.model.logistic import first_order
+from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions
 
 
 def deepfm(options: ModelOptions, inputs: Inputs) -> Network:
     """The network of ``[model.deepfm]``."""
-    first = FirstOrder("first", (DENSE, WEIGHTS))
-    vectors = FieldVectors("vectors", (DENSE,), inputs.dim)
-    fields = Concat("fields", (vectors.name, ROWS))
+    first = first_order("first", inputs)
+    vectors = [FieldVectors("vectors", (DENSE,), inputs.dim)] if inputs.dense else []
+    fields = Concat("fields", (*(each.name for each in vectors), ROWS))
     pairs = FactorizationMachine("pairs", (fields.name,), inputs.dim)
     deep = mlp("deep", fields.name, (*options.deepfm.deep, 1), last="none")
     logit = Sum("logit", (first.name, pairs.name, deep[-1].name))
-    return Network((first, vectors, fields, pairs, *deep, logit), inputs)
+    return Network((first, *vectors, fields, pairs, *deep, logit), inputs)

@@ -15,7 +15,7 @@ and in the logit, so that few values go from one to another::
                                dense (batch, 13) for each
 
 The first layers of the bottom towers read all dense features. The rest of a layer's products are those of ``dlrm``'s
-divided by the number of towers.
+divided by the number of towers. Without dense features each top tower reads its share of the rows and dot products.
 """
 
 from __future__ import annotations
@@ -24,28 +24,34 @@ from collections.abc import Sequence
 from itertools import chain
 
 from ssmpi.core.settings import require
-from ssmpi.model.dlrm import check_bottom
+from ssmpi.model.dlrm import check_bottom, interaction
 from ssmpi.model.field_operators import Sum
-from ssmpi.model.network import DENSE, ROWS, Concat, DotInteraction, Inputs, Network, Slice, mlp
+from ssmpi.model.network import DENSE, Concat, Inputs, Network, Operator, Slice, mlp
 from ssmpi.model.options import ModelOptions
 
 
 def dlrm_towers(options: ModelOptions, inputs: Inputs) -> Network:
     """The network of ``model.bottom``, ``model.top`` and ``model.dlrm_towers``."""
     check_bottom(options, inputs)
-    towers, hidden = options.dlrm_towers.towers, options.top[:-1]
-    narrow = min((*options.bottom, *hidden))
+    towers, hidden, vectors = options.dlrm_towers.towers, options.top[:-1], inputs.tables + bool(inputs.dense)
+    width = (1 if inputs.dense else inputs.tables) * inputs.dim + vectors * (vectors - 1) // 2
+    narrow = min((*(options.bottom if inputs.dense else ()), width, *hidden))
     require(narrow >= towers, f"model.dlrm_towers.towers = {towers} divides every layer, and one has {narrow} outputs")
-    bottoms = [mlp(f"tower{k}.bottom", DENSE, _shares(options.bottom, k, towers)) for k in range(towers)]
-    bottom = Concat("bottom", tuple(layers[-1].name for layers in bottoms))
-    pairs = DotInteraction("pairs", (bottom.name, ROWS), inputs.tables)
-    ends = [share * pairs.form(inputs.dim, inputs.tables * inputs.dim).width // towers for share in range(towers + 1)]
-    slices = [Slice(f"pairs.{k}", (pairs.name,), ends[k], ends[k + 1] - ends[k]) for k in range(towers)]
+    bottom = _bottom(options, towers) if inputs.dense else []
+    pairs = interaction(bottom, inputs)
+    ends = [share * width // towers for share in range(towers + 1)]
+    slices = [Slice(f"pairs.{k}", (pairs[-1].name,), ends[k], ends[k + 1] - ends[k]) for k in range(towers)]
     tops = [
         mlp(f"tower{k}.top", each.name, (*_shares(hidden, k, towers), 1), last="none") for k, each in enumerate(slices)
     ]
     logit = Sum("logit", tuple(layers[-1].name for layers in tops))
-    return Network((*chain(*bottoms), bottom, pairs, *slices, *chain(*tops), logit), inputs)
+    return Network((*bottom, *pairs, *slices, *chain(*tops), logit), inputs)
+
+
+def _bottom(options: ModelOptions, towers: int) -> list[Operator]:
+    """The bottom towers, and their outputs side by side."""
+    layers = [mlp(f"tower{k}.bottom", DENSE, _shares(options.bottom, k, towers)) for k in range(towers)]
+    return [*chain(*layers), Concat("bottom", tuple(each[-1].name for each in layers))]
 
 
 def _shares(widths: Sequence[int], tower: int, towers: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from ssmpi.compiled.jit import njit
-from ssmpi.model.kernels import SUMS, hand_on
+from ssmpi.model.kernels import SUMS, column_sums, hand_on
 from ssmpi.model.program import (
     ADD,
     ADD_A,
@@ -117,6 +117,9 @@ def forward(row: np.ndarray, n: int, x: np.ndarray, weights: np.ndarray, out: np
         tables = n * k // row[BIAS]
         hand_on(x[detail:], tables, out.size // tables, row[BIAS], out, out.size // tables, False)
     elif kind == ADD_SUMS:
+        if row[BIAS] >= 0:
+            for b in range(n):
+                out[b] = weights[row[BIAS]]
         add_sums(x.reshape(n, k), out)
     elif kind == SCALE:
         scale(x.reshape(n, k), weights[weight : weight + k * detail].reshape(k, detail), out.reshape(n, k, detail))
@@ -140,8 +143,11 @@ def backward(
         tables = n * k // row[BIAS]
         width = by_out.size // tables
         hand_on(by_out, tables, width, width, by_x[detail:], row[BIAS], False)
-    elif kind == ADD_SUMS and wanted:
-        spread(by_out, by_x.reshape(n, k), add)
+    elif kind == ADD_SUMS:
+        if row[BIAS] >= 0:
+            column_sums(by_out.reshape(n, 1), gradients[row[BIAS] : row[BIAS] + 1], fresh)
+        if wanted:
+            spread(by_out, by_x.reshape(n, k), add)
     elif kind == SCALE:
         end, by_scales = weight + k * detail, by_out.reshape(n, k, detail)
         by_vectors(x.reshape(n, k), by_scales, gradients[weight:end].reshape(k, detail), fresh)

@@ -25,13 +25,16 @@ class Sum(Operator):
 @dataclass(frozen=True)
 class FirstOrder(Operator):
     """Of x and the rows' weights: <w, x> + b + the sum of the weights, with ``weight`` (1, x) and ``bias`` (1,), all of
-    which begin at 0.
+    which begin at 0. Of the weights alone: b + their sum.
     """
 
     def form(self, *widths: int) -> Form:
-        """Two inputs of any width."""
+        """Two inputs of any width, or the weights alone."""
+        bias = (f"{self.name}.bias", (1,))
+        if len(widths) == 1:
+            return Form(1, (bias,))
         x, _ = exactly(2, widths)
-        return Form(1, ((f"{self.name}.weight", (1, x)), (f"{self.name}.bias", (1,))), x)
+        return Form(1, ((f"{self.name}.weight", (1, x)), bias), x)
 
 
 @dataclass(frozen=True)

@@ -16,4 +16,9 @@ from ssmpi.model.options import ModelOptions
 
 def logistic(options: ModelOptions, inputs: Inputs) -> Network:
     """It has no settings."""
-    return Network((FirstOrder("logit", (DENSE, WEIGHTS)),), inputs)
+    return Network((first_order("logit", inputs),), inputs)
+
+
+def first_order(name: str, inputs: Inputs) -> FirstOrder:
+    """Of the dense features, if there are any, and the weights of the rows."""
+    return FirstOrder(name, (DENSE, WEIGHTS) if inputs.dense else (WEIGHTS,))

@@ -74,7 +74,7 @@ class ModelOptions:
     layer's units start on, or off, for nearly all rows.
     """
     bottom: tuple[int, ...] = (512, 256, 64, 16)
-    """Outputs of each layer of the bottom MLP of built-in networks."""
+    """Outputs of each layer of the bottom MLP of built-in networks; without dense features there is none."""
     top: tuple[int, ...] = (512, 256, 1)
     """Outputs of each layer of the top MLP of built-in networks; the last one is 1."""
     top_k: tuple[str, ...] = ()

@@ -147,8 +147,11 @@ class Program:
                 for number, place in enumerate(places):
                     yield [ADD, place, NOWHERE, NOWHERE, out, width, width, 0, 0, min(number, 1), 0]
             case FirstOrder():
-                yield self._linear(item.name, places[0], out, (widths[0], width))
-                yield [ADD_SUMS, places[1], NOWHERE, NOWHERE, out, widths[1], width, 0, 0, 0, 0]
+                bias = self._starts[f"{item.name}.bias"]
+                if len(places) > 1:
+                    yield self._linear(item.name, places[0], out, (widths[0], width))
+                    bias = NOWHERE
+                yield [ADD_SUMS, places[-1], NOWHERE, NOWHERE, out, widths[-1], width, 0, bias, 0, 0]
             case FieldVectors():
                 vectors = self._starts[f"{item.name}.vectors"]
                 yield [SCALE, places[0], NOWHERE, NOWHERE, out, widths[0], width, vectors, 0, item.dim, 0]

@@ -97,8 +97,8 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
         case Sum():
             return torch.stack(inputs).sum(dim=0)
         case FirstOrder():
-            weight, bias = parameters[f"{operator.name}.weight"], parameters[f"{operator.name}.bias"]
-            return linear(inputs[0], weight, bias) + inputs[1].sum(dim=1, keepdim=True)
+            bias, total = parameters[f"{operator.name}.bias"], inputs[-1].sum(dim=1, keepdim=True)
+            return (linear(inputs[0], parameters[f"{operator.name}.weight"], bias) if inputs[1:] else bias) + total
         case FieldVectors():
             return (inputs[0].unsqueeze(2) * parameters[f"{operator.name}.vectors"]).flatten(1)
         case FactorizationMachine():

@@ -71,10 +71,12 @@ def write_tensors(
     with atomic_file.whole(target) as beside:
         arrays = state_dict(config, folder)
         save(arrays, beside, {MODEL_KEY: checksum(folder)})
-    if config.model.name != REFERENCE:
+    if config.model.name != REFERENCE or not config.network.inputs.dense:
+        without = "" if config.network.inputs.dense else " without dense features"
         print(
-            f"{config.model.name}: facebookresearch/dlrm has no such network: its tensors are named as 'ssmpi plan' "
-            "prints its operators, with bot_l and top_l for bottom and top; tables emb_l, first-order weights first_l"
+            f"{config.model.name}{without}: facebookresearch/dlrm has no such network: its tensors are named as "
+            "'ssmpi plan' prints its operators, with bot_l and top_l for bottom and top; tables emb_l, first-order "
+            "weights first_l"
         )
     return f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}"
 

@@ -132,8 +132,11 @@ def output(graph: Graph, operator: Operator, inputs: Sequence[str], widths: Sequ
         case Sum():
             return graph.node("Sum", *inputs)
         case FirstOrder():
-            names = (graph.parameter(f"{operator.name}.{part}") for part in ("weight", "bias"))
-            return graph.node("Add", graph.node("Gemm", inputs[0], *names, transB=1), graph.total(inputs[1]))
+            first = graph.parameter(f"{operator.name}.bias")
+            if len(inputs) > 1:
+                weight = graph.parameter(f"{operator.name}.weight")
+                first = graph.node("Gemm", inputs[0], weight, first, transB=1)
+            return graph.node("Add", first, graph.total(inputs[-1]))
         case FieldVectors():
             x = graph.node("Unsqueeze", inputs[0], graph.constant([2]))
             return graph.node("Flatten", graph.node("Mul", x, graph.parameter(f"{operator.name}.vectors")), axis=1)

@@ -17,7 +17,7 @@ from ssmpi.cluster.site import Site
 from ssmpi.config import Config, differences, load
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.settings import build, dump
-from ssmpi.data.features import CRITEO
+from ssmpi.data.features import CRITEO, Features
 from ssmpi.embedding import trackers
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
@@ -132,7 +132,6 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("embedding.dim=8", "model.bottom ends in 16, but embedding.dim = 8"),
         ("sync.algorithm=easgd", "set topology.sync_ps = 1 or more"),
         ("topology.sync_ps=2", "does not use sync PSs"),
         ("topology.trainers=0", "topology.trainers must be at least 1, got 0"),
@@ -218,6 +217,13 @@ def test_bad_settings_are_refused(tmp_path, override, message):
     with pytest.raises(UserError) as error:
         read(tmp_path, override)
     assert message in str(error.value)
+
+
+def test_the_bottom_mlp_must_fit_rows_where_there_are_dense_features(tmp_path):
+    config = read(tmp_path, "embedding.dim=8")
+    with pytest.raises(SettingsError, match=r"model\.bottom ends in 16, but embedding\.dim = 8"):
+        config.over(Features.numbered(dense=1, sparse=2))
+    assert config.over(Features.numbered(dense=0, sparse=2)).network.inputs.dim == 8
 
 
 PUSHED = ("sync.algorithm=async_ps", "topology.sync_ps=1")

@@ -96,6 +96,24 @@ def test_shipped_networks_have_the_gradients_of_autograd(name, rank, batch):
     assert_gradients(network_of(options, INPUTS), batch)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("tables", [1, 2, 5])
+@pytest.mark.parametrize("batch", [7, PIECE + 77])
+def test_shipped_networks_without_dense_features_have_the_gradients_of_autograd(name, tables, batch):
+    options = ModelOptions(name=name, bottom=(24, 9), top=(16, 1), deepfm=DeepFMOptions((24, 16)))  # no bottom is built
+    assert_gradients(network_of(options, Inputs(0, tables, 4)), batch)
+
+
+def test_a_dlrm_without_dense_features_reads_all_rows_and_their_dot_products():
+    network = network_of(ModelOptions(top=(1,)), Inputs(0, 3, 4))
+    model, (dense, rows, _) = Replica(network, "fp32", seed=1).thread_model(), example(network, 6)
+    model.weights[:] = np.arange(16)
+    a, b, c = rows.transpose(1, 0, 2)
+    dots = [(x * y).sum(axis=1) for x, y in ((b, a), (c, a), (c, b))]
+    read = np.concatenate([a, np.stack(dots, axis=1), b, c], axis=1)
+    np.testing.assert_allclose(model.score(dense, rows), read @ np.arange(15) + 15, rtol=1e-5, atol=1e-5)
+
+
 def updated(network, precision, batches, between=lambda model: None):
     """Weights and Adagrad's state after a step on each batch, whose rows are overwritten before the update."""
     replica = Replica(network, precision, seed=3)
@@ -175,10 +193,11 @@ def test_a_batch_of_nothing_has_no_gradient(name, precision):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_bfloat16_is_near(name):
+@pytest.mark.parametrize("dense", [0, 40])
+def test_bfloat16_is_near(name, dense):
     """Within some percent of a gradient's length (zeros of ReLU move), and not float32 under another name."""
     options = ModelOptions(name=name, bottom=(64, 48, 4), top=(64, 32, 1), dcn_v2=DCNv2Options(2, 40))
-    network = network_of(options, Inputs(40, 3, 4) if name == "dlrm" else Inputs(40, 12, 4))
+    network = network_of(options, Inputs(dense, 3 if name == "dlrm" and dense else 12, 4))
     model, arrays = Replica(network, "bf16", seed=3).thread_model(), example(network, 600)
     expected = autograd(network, model.weights, *arrays)
     for found, wanted in zip((*model.forward_backward(*arrays), model.gradients), expected, strict=True):
@@ -315,7 +334,7 @@ def test_what_does_not_fit_is_named():
     refused([Linear("a", (DENSE, ROWS), 1), out], r"operator 'a' \(Linear\): inputs: 2 given, 1 needed")
     refused([FieldVectors("a", (DENSE, ROWS), 4), out], "inputs: 2 given, 1 needed")
     refused([FactorizationMachine("a", (ROWS, DENSE), 4)], "inputs: 2 given, 1 needed")
-    refused([FirstOrder("a", (ROWS,)), out], "inputs: 1 given, 2 needed")
+    refused([FirstOrder("a", (ROWS, ROWS, ROWS)), out], "inputs: 3 given, 2 needed")
     refused([DotInteraction("a", (ROWS,), 3), out], "inputs: 1 given, 2 needed")
     refused([Gate("a", (ROWS, ROWS)), out], "inputs: 2 given, 3 needed")
     refused([Slice("a", (ROWS,), 12, 1)], r"operator 'a' \(Slice\): first must be at most 11, got 12")

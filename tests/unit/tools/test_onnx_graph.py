@@ -34,15 +34,15 @@ def of_ids_alone(inputs):
     return Network((gates, *mlp("deep", gates.name, [8, 1], last="none")), inputs)
 
 
-def network(name):
-    return of_ids_alone(INPUTS) if name == "of ids alone" else network_of(NETWORKS[name], INPUTS)
+def network(name, inputs=INPUTS):
+    return of_ids_alone(inputs) if name == "of ids alone" else network_of(NETWORKS[name], inputs)
 
 
 def drawn(network, seed=7):
-    """Parameters, and dense (9, 3) and rows (9, 5, width) with equal values among them."""
-    draw = np.random.default_rng(seed)
+    """Parameters, and dense (9, features) and rows (9, tables, width) with equal values among them."""
+    draw, inputs = np.random.default_rng(seed), network.inputs
     parameters = {name: draw.normal(size=shape).astype(np.float32) for name, shape in network.layout}
-    dense, rows = draw.normal(size=(9, 3)), draw.normal(size=(9, 5, network.rows.width))
+    dense, rows = draw.normal(size=(9, inputs.dense)), draw.normal(size=(9, inputs.tables, network.rows.width))
     dense[2], rows[3] = 0.0, 0.5
     return parameters, dense.astype(np.float32), rows.astype(np.float32)
 
@@ -53,9 +53,15 @@ def by_onnx(model, dense, rows):
     return session.run(["logit", "probability"], {each.name: given[each.name] for each in session.get_inputs()})
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, "of ids alone"])
-def test_it_is_the_forward_pass_of_torch(name):
-    given = network(name)
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        *((name, INPUTS) for name in [*NETWORKS, "of ids alone"]),
+        *((name, Inputs(0, tables, 4)) for name in NETWORKS if name != "top-k" for tables in (1, 5)),
+    ],
+)
+def test_it_is_the_forward_pass_of_torch(name, inputs):
+    given = network(name, inputs)
     parameters, dense, rows = drawn(given)
     model = onnx_graph.model_of(given, parameters, {}, {})
     tensors = {key: torch.from_numpy(value).double() for key, value in parameters.items()}
