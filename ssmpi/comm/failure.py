@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVarTuple
 
 from ssmpi.comm import signals
 from ssmpi.comm.background import run_with_timeout
+from ssmpi.core import user_code
 from ssmpi.core.errors import LOST, OUT_OF_MEMORY, PeerError, UserError
 from ssmpi.files.log import log_and_flush
 from ssmpi.host import cpu_usage
@@ -85,6 +86,8 @@ def cause(error: BaseException) -> str:
         return f"{error}: fix the path or its permissions, or choose another folder"
     if isinstance(error, OSError) and error.errno == errno.EIO:
         return f"{error}: the disk fails; look at the system's log, or choose another folder"
+    if place := user_code.place_of(error):
+        return f"{place}: {type(error).__name__}: {error}; this file is your own: mend it, and start again"
     text = "".join(traceback.format_exception(error)).rstrip()
     if isinstance(error, MemoryError):
         return f"{OUT_OF_MEMORY}\n{text}\nStart again with more embedding_ps, fewer threads or more memory per rank"
@@ -98,7 +101,7 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, PeerError | MemoryError):
         return LOST
     in_the_way = isinstance(error, OSError) and error.errno in (*NO_ROOM, *NO_WAY, errno.EIO)
-    return 2 if in_the_way or isinstance(error, UserError) else 1
+    return 2 if in_the_way or isinstance(error, UserError) or user_code.place_of(error) else 1
 
 
 @contextlib.contextmanager

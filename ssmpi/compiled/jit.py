@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
@@ -113,7 +113,7 @@ def say(text: str) -> None:
 
 
 class _FileNames(CompileResultCacheImpl):
-    _locator_classes: ClassVar = [*CompileResultCacheImpl._locator_classes, _Folder]
+    _locator_classes = [*CompileResultCacheImpl._locator_classes, _Folder]  # noqa: RUF012  (as numba declares it)
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._sources = sources_checksum(inspect.getfile(function))
@@ -126,7 +126,7 @@ class _FileNames(CompileResultCacheImpl):
 
 
 class _ReadOnlyNames(_FileNames):
-    _locator_classes = (_ReadOnlyFolder,)
+    _locator_classes = [_ReadOnlyFolder]  # noqa: RUF012
 
 
 class _ReadOnlyCache(FunctionCache):

@@ -142,6 +142,17 @@ def run_user_code(path: Path, what: str, body: Callable[[], T], remedy: str) -> 
         raise SettingsError(f"{where}: {what}: {said}; {remedy}") from error
 
 
+def place_of(error: BaseException) -> str:
+    """The file and the line of a user's own code in which ``error`` came up, the innermost; empty if there is none."""
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [
+        f"{frame.f_code.co_filename}, line {line}"
+        for frame, line in frames
+        if str(frame.f_globals.get("__name__")).startswith(PREFIX)
+    ]
+    return own[-1] if own else ""
+
+
 def _lines(error: BaseException, path: Path) -> list[int]:
     """The lines of the file in the traceback of ``error`` and its causes, the innermost last."""
     found: list[int] = []

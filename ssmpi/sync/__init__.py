@@ -46,7 +46,7 @@ def _check(options: RoundOptions) -> None:
     if not options.own_names:
         require(
             not options.custom,
-            f"custom has settings of an algorithm of your own, but algorithm = '{algorithm}' is built in: remove them",
+            f"custom is for algorithms of your own, and algorithm = '{algorithm}' is built in: set sync.custom = {{}}",
         )
         _check_algorithm(options)
 

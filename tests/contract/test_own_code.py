@@ -218,7 +218,7 @@ WRONG = {
     "a value": ("sync.custom.decay=2", "error: sync.custom.decay must be in [0, 1), got 2"),
     "a type": ("sync.custom.decay=x", "sync.custom.decay = 'x' is not a number"),
     "no section": ("sync.custom=1", "'sync.custom' is a section, got 1: write [sync.custom]"),
-    "a built-in one": ("sync.algorithm=ma sync.custom.decay=1", "sync.custom has settings of an algorithm of your own"),
+    "a built-in one": ("sync.algorithm=ma sync.custom.decay=1", "sync.custom is for algorithms of your own, and"),
     "no codecs": ("sync.codec=bf16", "sync.codec = 'bf16': algorithm = '{}/ema.py:EMA' exchanges weights"),
     "sync PSs": ("topology.sync_ps=1", "topology.sync_ps = 1, but sync.algorithm = '{}/ema.py:EMA' does not use"),
     "no codec": ("sync.algorithm=ma sync.codec=ema.py:EMA", "'EMA', which codec names, is not a codec: derive it from"),

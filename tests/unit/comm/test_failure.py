@@ -10,10 +10,12 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ssmpi.comm import failure, signals
 from ssmpi.comm.failure import HostFlags, Watch, exit_code_of, guard, message, start
+from ssmpi.core import user_code
 from ssmpi.core.errors import LOST, DataError
 
 
@@ -94,6 +96,19 @@ def test_what_nobody_expects_comes_with_one():
     assert "Traceback" in place.words[0]
     assert "test_failure.py" in place.words[0]
     assert place.words[0].endswith("please report it with this log")
+
+
+def test_an_error_in_a_users_own_code_names_the_line():
+    """Of the innermost frame there, although numpy raised it."""
+    text = "import numpy as np\n\ndef refer(found):\n    return found + np.ones(3)\n"
+    place, own = Here(), user_code.module_of(Path("/home/me/ema.py"), text)
+    with guard(place, "shadow"):
+        own.refer(np.ones(2))
+    assert place.words[0].startswith(
+        "error: trainer 1 (rank 0, host h2, thread shadow): /home/me/ema.py, line 4: ValueError: operands could not"
+    )
+    assert place.words[0].endswith("this file is your own: mend it, and start again")
+    assert place.codes == [2]
 
 
 @pytest.mark.parametrize(
