@@ -1,4 +1,4 @@
-"""Tables in Parquet files as a ``RowFormat``: a piece is some row groups."""
+"""Tables in Parquet files as a ``RowFormat``: a piece is some row groups, or a part of one that has very many rows."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ssmpi.core.errors import DataError
 BATCH_ROWS = 1 << 14
 READ_ROWS = 1 << 16  # a dictionary comes anew with each read: so one serves several batches
 READ_BYTES = 1 << 20
+PIECE_ROWS = 1 << 20  # that a piece may have at least: its packed rows are in memory at once
 PLAIN_BYTES = 4  # a string of a page without a dictionary takes more
 MAGIC = b"PAR1"
 CASTS = {
@@ -38,14 +39,17 @@ CASTS = {
 
 @dataclass(frozen=True)
 class Groups:
-    """The row groups of a piece: numbers, rows before them, and their bytes in the file."""
+    """The row groups of a piece: their numbers and bytes in the file, how many of their rows come before the piece, and
+    its first row in the file and how many it has.
+    """
 
     first: int
     last: int
-    row: int
-    rows: int
     start: int
     stop: int
+    skip: int
+    row: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -195,11 +199,10 @@ class ParquetTable(TableFormat):
             encoded, constants = self._encoded(source, groups), self._constants[source.index]
             columns = [name for name in self._kinds if name not in constants]
             with _jemalloc(), parquet.ParquetFile(source.path, read_dictionary=encoded, pre_buffer=False) as file:
-                for batch in _cut(
-                    file.iter_batches(
-                        READ_ROWS, list(range(groups.first, groups.last)), columns=columns, use_threads=False
-                    )
-                ):
+                found = file.iter_batches(
+                    READ_ROWS, list(range(groups.first, groups.last)), columns=columns, use_threads=False
+                )
+                for batch in _cut(_window(found, groups.skip, groups.rows)):
                     read = dict(zip(batch.schema.names, map(usual, batch.columns), strict=True))
                     read |= {name: pa.repeat(value, batch.num_rows) for name, value in constants.items()}
                     yield pa.RecordBatch.from_pydict(read)
@@ -237,15 +240,16 @@ class ParquetTable(TableFormat):
         return [name for name, size in sizes.items() if size < PLAIN_BYTES * groups.rows]
 
     def _pieces(self, source: RawSource, least: int) -> list[Groups]:
-        metadata = self._metadata[source.index]
+        metadata, most = self._metadata[source.index], max(PIECE_ROWS, least // len(self._kinds))
         pieces: list[Groups] = []
         first = row = rows = size = 0
         for g in range(metadata.num_row_groups):
             size += metadata.row_group(g).total_byte_size
             rows += metadata.row_group(g).num_rows
-            if rows and (size >= least or g == metadata.num_row_groups - 1):
-                start, stop = _extent(metadata, first, g + 1)
-                pieces.append(Groups(first, g + 1, row, rows, start, stop))
+            if rows and (size >= least or rows >= most or g == metadata.num_row_groups - 1):
+                extent = _extent(metadata, first, g + 1)
+                for skip in range(0, rows, most):
+                    pieces.append(Groups(first, g + 1, *extent, skip, row + skip, min(most, rows - skip)))
                 first, row, rows, size = g + 1, row + rows, 0, 0
         return pieces
 
@@ -284,6 +288,18 @@ def _jemalloc() -> Iterator[None]:
         yield
     finally:
         pa.set_memory_pool(before)
+
+
+def _window(batches: Iterator[pa.RecordBatch], skip: int, rows: int) -> Iterator[pa.RecordBatch]:
+    """So many rows, after those to skip; ArrowInvalid if there are fewer."""
+    for batch in batches:
+        part = batch.slice(min(skip, batch.num_rows), rows)
+        skip, rows = max(0, skip - batch.num_rows), rows - part.num_rows
+        if part.num_rows:
+            yield part
+        if not rows:
+            return
+    raise pa.ArrowInvalid(f"{rows:,} rows fewer than it says")
 
 
 def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,8 @@ import lzma
 import pickle
 import random
 import zipfile
+from dataclasses import replace
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -19,7 +21,10 @@ from pyarrow import feather, orc, parquet
 from test_prepare_table import load, prepare, same
 
 from data_prep.cli import main
+from data_prep.ranks import RawDataError
 from data_prep.raw import sources
+from data_prep.table import parquet as table_parquet
+from data_prep.table.schema_file import read_schema
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.data.schema import read_manifest
 
@@ -309,3 +314,23 @@ def test_names_of_columns_may_have_slashes(tmp_path):
     with h5py.File(tmp_path / "old" / "vocabulary.h5", "r+") as file:
         file.move("geo%2Fcount", "geo/count")
     assert len(read_vocabulary(tmp_path / "old").column(0, "token")) == 3
+
+
+def test_a_row_group_of_many_rows_is_read_in_pieces(tmp_path, monkeypatch):
+    """The memory for packed rows is bounded however few bytes of the file they take."""
+    monkeypatch.setattr(table_parquet, "PIECE_ROWS", 100)
+    monkeypatch.setattr(table_parquet, "READ_ROWS", 70)
+    monkeypatch.setattr(table_parquet, "BATCH_ROWS", 30)
+    table = pa.table({"click": [n % 2 for n in range(1050)], "user": list(range(1050))})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=430)
+    arrow_csv.write_csv(table, tmp_path / "b.csv")
+    for name in ("a.parquet", "b.csv"):
+        assert prepare(tmp_path, tmp_path / name, PLAIN, *WHOLE, "--piece-bytes", "150", name=name[0]) == 0
+    same(load(tmp_path / "a"), load(tmp_path / "b"))
+    source = sources.open_sources([tmp_path / "a.parquet"])
+    form = table_parquet.ParquetTable(read_schema(tmp_path / "a.toml"), source, 0, False)
+    cut = form.count_rows(SimpleNamespace(sources=source, options=SimpleNamespace(piece_bytes=150)))
+    assert [rows for _, rows in cut] == [100, 100, 100, 100, 30] * 2 + [100, 90]
+    groups = replace(form._pieces(source[0], 150)[-1], rows=2**60)
+    with pytest.raises(RawDataError, match=r"damaged Parquet file .* rows fewer than it says"):
+        list(form.batches(source[0], groups))
