@@ -165,7 +165,13 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
 def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.description = "Prepare the files of a table (CSV or TSV, plain, gzip or zstd; Parquet) into HDF5 shards."
     add = parser.add_argument
-    add("raw", type=Path, nargs="+", metavar="FILE", help="files of the table, in the order of their rows")
+    add(
+        "raw",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="files of the table, in the order of their rows, folders of them, or patterns in quotes",
+    )
     add("--schema", type=Path, required=True, metavar="FILE", help="what the columns are (jobs/guide/data.md)")
     add(
         "--guess", action="store_true", help="write the schema, from the first rows of the first file, and nothing else"

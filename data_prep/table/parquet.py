@@ -37,7 +37,7 @@ CASTS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Groups:
     """The row groups of a piece: their numbers and bytes in the file, how many of their rows come before the piece, and
     its first row in the file and how many it has.
@@ -247,9 +247,12 @@ class ParquetTable(TableFormat):
             size += metadata.row_group(g).total_byte_size
             rows += metadata.row_group(g).num_rows
             if rows and (size >= least or rows >= most or g == metadata.num_row_groups - 1):
-                extent = _extent(metadata, first, g + 1)
+                start, stop = _extent(metadata, first, g + 1)
                 for skip in range(0, rows, most):
-                    pieces.append(Groups(first, g + 1, *extent, skip, row + skip, min(most, rows - skip)))
+                    some = min(most, rows - skip)
+                    pieces.append(
+                        Groups(first=first, last=g + 1, start=start, stop=stop, skip=skip, row=row + skip, rows=some)
+                    )
                 first, row, rows, size = g + 1, row + rows, 0, 0
         return pieces
 
