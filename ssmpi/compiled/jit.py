@@ -29,7 +29,6 @@ from typing import Any
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
 
-KERNELS: list[Any] = []  # of all imported modules
 ROOT, PACKAGES = str(Path(__file__).parents[2]), ("ssmpi", "data_prep")
 # Imports precede the first definition: nothing that a function imports when it is called is in compiled code.
 FIRST_DEFINITION = re.compile(r"\n(?:def |class |@)")
@@ -41,7 +40,6 @@ def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]
 
     def compiled(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(**options)(function)
-        KERNELS.append(dispatcher)
         if cache:
             try:
                 dispatcher._cache = _Cache(function)  # as numba's enable_caching() does, with another class
