@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
 
 ROOT, PACKAGES = str(Path(__file__).parents[2]), ("ssmpi", "data_prep")
@@ -64,7 +65,7 @@ class _Folder(_SourceFileBackedLocatorMixin, _CacheLocator):
 class _ReadOnlyFolder(_Folder):
     def get_cache_path(self) -> str:
         """``NUMBA_CACHE_DIR`` or that beside the sources, whichever can only be read; "" if none is so."""
-        chosen, sources = os.environ.get("NUMBA_CACHE_DIR", ""), Path(self._py_file).parent
+        chosen, sources = config.CACHE_DIR, Path(self._py_file).parent
         folders = [Path(chosen) / self.get_suitable_cache_subpath(self._py_file)] if chosen else []
         folders += [sources / "__pycache__"]
         return next((str(path) for path in folders if path.is_dir() and not os.access(path, os.W_OK)), "")
@@ -111,7 +112,7 @@ def say(text: str) -> None:
 
 
 class _FileNames(CompileResultCacheImpl):
-    _locator_classes = [*CompileResultCacheImpl._locator_classes, _Folder]  # noqa: RUF012  (as numba declares it)
+    _locator_classes = [*CompileResultCacheImpl._locator_classes, _Folder]  # noqa: RUF012 - as in its base
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._sources = sources_checksum(inspect.getfile(function))

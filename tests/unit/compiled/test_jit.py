@@ -160,7 +160,7 @@ def test_code_that_can_only_be_read_is_used(kernels, tmp_path, monkeypatch, chos
         monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "site"))
     assert call(*kernels(**SOURCES)) == (1003, True)
     there = set(tmp_path.rglob("*.nb[ic]"))
-    monkeypatch.setattr(jit._FileNames, "_locator_classes", (jit._Folder,))  # no other folder can be written
+    monkeypatch.setattr(jit._FileNames, "_locator_classes", [jit._Folder])  # no other folder can be written
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(jit, "private_folder", functools.cache(jit.private_folder.__wrapped__))
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
