@@ -65,7 +65,7 @@ class _Folder(_SourceFileBackedLocatorMixin, _CacheLocator):
 class _ReadOnlyFolder(_Folder):
     def get_cache_path(self) -> str:
         """``NUMBA_CACHE_DIR`` or that beside the sources, whichever can only be read; "" if none is so."""
-        chosen, sources = config.CACHE_DIR, Path(self._py_file).parent
+        chosen, sources = config.CACHE_DIR, Path(self._py_file).parent  # type: ignore[attr-defined]
         folders = [Path(chosen) / self.get_suitable_cache_subpath(self._py_file)] if chosen else []
         folders += [sources / "__pycache__"]
         return next((str(path) for path in folders if path.is_dir() and not os.access(path, os.W_OK)), "")
