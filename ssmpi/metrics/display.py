@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,5 +46,12 @@ def describe(metrics: dict[str, float]) -> str:
     return (
         f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f}"
         f" (+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration"
-        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows{by_group}{passed}"
+        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows{by_group}{passed}{_why_nan(metrics)}"
     )
+
+
+def _why_nan(metrics: Mapping[str, float]) -> str:
+    """Why NE and AUC are NaN although the log-loss is a number; empty if they are not."""
+    if math.isnan(metrics["log_loss"]) or not math.isnan(metrics["ne"]):
+        return ""
+    return "; all labels of these rows are equal, so NE and AUC are not defined: score rows with both labels"

@@ -58,7 +58,10 @@ def write_safetensors(arrays: Mapping[str, np.ndarray], path: Path, about: Mappi
     """For ``safetensors.torch.load_file(path)``; what is said ``about`` it goes into its metadata, with a checksum."""
     library, whole = safetensors(), {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     try:
+        path.touch()  # the library alone would let nobody else read it, whatever the umask
+        mode = path.stat().st_mode
         library.numpy.save_file(whole, path, {"format": "pt", **about, CHECKSUM: checksum(whole, about)})
+        path.chmod(mode)
     except library.SafetensorError as error:
         raise UserError(
             f"{path.parent}: the model cannot be written there ({error}); free some space, or name another folder"

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssmpi.core.quality import Quality, entropy
+from ssmpi.metrics.display import describe
 
 
 def draw(rows, seed=0, spread=2.0):
@@ -91,3 +92,15 @@ def test_a_logit_that_is_not_finite_is_noticed(logit):
 def test_large_logits_neither_overflow_nor_vanish():
     found = quality_of(np.array([1e4, -1e4, 80], np.float32), np.array([1, 0, 0], np.float32)).compute()
     assert found["log_loss"] == pytest.approx(80 / 3)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_labels_that_are_all_equal_are_given_as_the_reason_for_nan(label):
+    labels = np.full(9, label, np.float32)
+    found = describe({**quality_of(np.zeros(9, np.float32), labels).compute(), "rows": 9.0})
+    assert "NE nan" in found
+    assert found.endswith(
+        "; all labels of these rows are equal, so NE and AUC are not defined: score rows with both labels"
+    )
+    labels[0] = 1 - label
+    assert "equal" not in describe({**quality_of(np.zeros(9, np.float32), labels).compute(), "rows": 9.0})

@@ -13,7 +13,7 @@ from ssmpi.model.network import Inputs, floats_in
 from ssmpi.model.options import DeepFMOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.part import bytes_of_step, owned_rows
-from ssmpi.model.places import PLANS, AtHome, AtMember, Columns, places_of
+from ssmpi.model.places import PLANS, AtHome, AtMember, Columns, _narrowest, places_of
 from ssmpi.model.zoo import network_of
 
 KAGGLE = Inputs(dense=13, tables=26, dim=16)
@@ -106,6 +106,13 @@ def test_every_plan_fits_every_network(network, group, plan):
     assert numbers == sorted(numbers)
     if plan == "stages":
         assert set(numbers) == set(range(group))
+
+
+@pytest.mark.parametrize(("second", "cut"), [(9, 2), (15, 1)])
+def test_a_narrower_cut_may_cost_a_tenth_of_the_balance_and_no_more(second, cut):
+    """The first stage has 100 products and hands on 20 floats, or ``second`` more and hands on one."""
+    products, crossing = [100, second, 100 - second], [20, 1, 0]
+    assert _narrowest(products, crossing, 2) == (cut,)
 
 
 @pytest.mark.parametrize("name", ["dlrm", "dcn_v2", "deepfm"])

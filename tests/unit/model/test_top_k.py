@@ -12,7 +12,7 @@ from runs import train_over_threads, write_run_file
 from test_model import autograd
 
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.model import blas, brgemm, graph, initial
+from ssmpi.model import blas, brgemm, graph, initial, program, top_k_kernels
 from ssmpi.model.autograd_step import AutogradStep
 from ssmpi.model.estimates import VALUES, Estimates
 from ssmpi.model.executor import PIECE, CompiledStep
@@ -226,8 +226,25 @@ def test_means_are_of_all_batches_and_of_all_trainers():
     np.testing.assert_allclose(common.values[0, :3], [5, (batches != 0).mean(), batches.mean()], rtol=1e-6)
     for number in range(1000):  # for all its memory
         measure(batches[number % 5], each[2].values[0])
+    assert each[2].values[0, 0] == 1000  # from then on a batch counts a thousandth
     common.take_mean([Estimates(network).values, each[2].values])
     np.testing.assert_array_equal(common.values, each[2].values)  # which nobody else has measured
+
+
+def test_gradients_pass_exactly_where_values_did():
+    """Also of values at the threshold, and right beside it."""
+    estimates = Estimates(with_top_k(Network(NARROW, INPUTS), ["a: 0.95"])).values
+    estimates[0, :3] = 1, 1, 0.5
+    least = np.float32(threshold(estimates[0]))
+    near = [np.nextafter(least, np.float32(0)), least, np.nextafter(least, np.float32(9)), least * 1.00005]
+    x = np.array([*near, *(-each for each in near)], np.float32)
+    row = np.zeros(program.COLUMNS, np.int64)
+    row[[program.KIND, program.INPUTS, program.FLAGS]] = program.THRESHOLD, x.size, program.BY_A
+    values, out, by_x = np.zeros(1, np.float32), np.empty_like(x), np.empty_like(x)
+    top_k_kernels.forward(row, 1, x, values, out, estimates.reshape(-1))
+    top_k_kernels.backward(row, 1, x, by_x, values, np.ones_like(x))
+    np.testing.assert_array_equal(by_x, [0, 1, 1, 1] * 2)
+    np.testing.assert_array_equal(out, x * by_x)
 
 
 @pytest.mark.parametrize("batch", [1, 70])

@@ -1,6 +1,7 @@
 """An exported model scores as ``ssmpi predict`` does: in the reference's own layout, and as ONNX."""
 
 import json
+import os
 import shutil
 from itertools import combinations
 
@@ -100,6 +101,17 @@ def run(tmp_path_factory, small_data):
 def predicted(run, small_data, tmp_path, alone):
     assert score.predict(run.folder, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
     return np.loadtxt(tmp_path / "scores")
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors", "onnx"])
+def test_the_umask_says_who_may_read_an_export(run, tmp_path, kind):
+    before = os.umask(0o027)
+    try:
+        assert export(run.folder, kind, tmp_path / "exported") == 0
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    assert set(modes.values()) == {"0o640"}, modes
 
 
 @pytest.mark.parametrize("kind", ["torch", "safetensors"])
