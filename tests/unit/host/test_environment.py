@@ -225,7 +225,7 @@ def test_doctor_counts_the_cores_of_all_ranks_of_a_host():
     [
         ([{0, 1}, {2}], ""),
         ([{0}, {1, 2}], "2 worker threads of a trainer are bound to 1 of host h's cores"),
-        ([{0}, {0}], "2 worker threads of 2 ranks share 1 cores of host h"),
+        ([{0}, {0}], "2 worker threads of 2 ranks share 1 core of host h"),
     ],
 )
 def test_a_trainer_with_fewer_cores_than_threads_is_warned_of(bound, words):
