@@ -14,7 +14,7 @@ from ssmpi.checkpoint import model_files, store
 from ssmpi.comm.failure import say
 from ssmpi.core.errors import DataError, json_problem
 from ssmpi.data.features import CRITEO, Features
-from ssmpi.data.schema import EXTENDS, MANIFEST_NAME, VOCABULARY_NAME, Manifest, cardinalities_of, read_manifest
+from ssmpi.data.schema import EXTENDS, MANIFEST_NAME, VOCABULARY_NAME, Manifest, check_cardinalities, read_manifest
 
 SHOWN = 3  # features of a kind, in a message
 KEY = "data"  # in the state of a model's or checkpoint's manifest
@@ -49,8 +49,9 @@ class DataOrigin:
             except DataError as error:
                 raise DataError(f"{model}: an older version saved it, so its data folder is needed. {error}") from error
         try:
-            cardinalities, named = cardinalities_of(saved["cardinalities"]), saved.get("features")
+            cardinalities, named = tuple(map(int, saved["cardinalities"])), saved.get("features")
             features = Features.recorded(**named) if named else CRITEO
+            check_cardinalities(cardinalities, features)
             return cls(str(saved["folder"]), cardinalities, saved["vocabulary"], features)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             problem = f"state.{KEY}: {json_problem(error)}"

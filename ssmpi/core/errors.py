@@ -71,6 +71,6 @@ def json_problem(error: Exception) -> str:
         return f"it has no {error.args[0]!r}"
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror}"
-    if isinstance(error, ContentError):
+    if isinstance(error, ContentError | UserError):
         return str(error)
     return "its values are not of the expected kinds"

@@ -22,16 +22,15 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import h5py
-import numpy as np
 
 from ssmpi.core.documents import parse_json
-from ssmpi.core.errors import ContentError, DamageError, DataError, json_problem
+from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, Features, GroupColumn
 from ssmpi.data.shard_columns import Columns, kinds
@@ -121,15 +120,7 @@ class Manifest:
     features: Features = CRITEO
 
     def __post_init__(self) -> None:
-        tables, sparse = len(self.cardinalities), len(self.features.sparse)
-        if tables != sparse:
-            raise DataError(f"{tables} cardinalities, expected {sparse}: one for each sparse feature")
-        for name, rows in zip(self.features.sparse, self.cardinalities, strict=True):
-            if not 0 <= rows <= MOST:
-                raise DataError(f"{rows:,} ids of feature {name!r}: a feature has from 0 to {MOST:,}")
-        for name in self.features.keyed:
-            if rows := self.cardinalities[self.features.sparse.index(name)]:
-                raise DataError(f"{rows} ids of feature {name!r}, which has keys: its cardinality is 0")
+        check_cardinalities(self.cardinalities, self.features)
 
     @property
     def version(self) -> int:
@@ -203,7 +194,7 @@ def read_manifest(folder: Path) -> Manifest:
             )
             for name, split in body.pop("splits").items()
         }
-        cardinalities = cardinalities_of(body.pop("cardinalities"))
+        cardinalities = tuple(map(int, body.pop("cardinalities")))
         recorded = body.pop("features", None)
         features = CRITEO if recorded is None else Features.recorded(**recorded)
         manifest = Manifest(cardinalities, splits, **body, features=features)
@@ -218,12 +209,16 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamageError(path, f"damaged: {json_problem(error)}", MAKE_AGAIN) from error
 
 
-def cardinalities_of(recorded: Iterable[Any]) -> tuple[int, ...]:
-    """The rows of each table, as JSON has them; ContentError unless they fit ids in int32. 0 is for keys."""
-    found = tuple(map(int, recorded))
-    if wrong := [rows for rows in found if not 0 <= rows <= np.iinfo(np.int32).max]:
-        raise ContentError(f"a cardinality is {float(min(wrong[0], 1e300)):g}, and ids are int32")
-    return found
+def check_cardinalities(cardinalities: tuple[int, ...], features: Features) -> None:
+    """Raise DataError unless each sparse feature has a cardinality that its ids can have: 0 if it has keys."""
+    tables, sparse = len(cardinalities), len(features.sparse)
+    if tables != sparse:
+        raise DataError(f"{tables} cardinalities, expected {sparse}: one for each sparse feature")
+    for name, rows in zip(features.sparse, cardinalities, strict=True):
+        if not 0 <= rows <= MOST:
+            raise DataError(f"{rows:,} ids of feature {name!r}: a feature has from 0 to {MOST:,}")
+        if rows and name in features.keyed:
+            raise DataError(f"{rows} ids of feature {name!r}, which has keys: its cardinality is 0")
 
 
 def write_shard(path: Path, columns: Columns, attributes: Mapping[str, Any]) -> tuple[int, str]:

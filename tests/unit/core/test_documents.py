@@ -7,7 +7,8 @@ from ssmpi.core.documents import DEPTH, parse_json, parse_toml
 from ssmpi.core.errors import ContentError, DataError, SettingsError
 from ssmpi.core.settings import load
 from ssmpi.core.topology import Topology
-from ssmpi.data.schema import cardinalities_of, read_manifest
+from ssmpi.data.features import Features
+from ssmpi.data.schema import check_cardinalities, read_manifest
 
 
 @pytest.mark.parametrize(("parse", "begin"), [(parse_json, ""), (parse_toml, "x = ")])
@@ -39,9 +40,11 @@ def write(path, text):
 
 @pytest.mark.parametrize("rows", [1e300, 2**31, 10**400, -1])
 def test_a_cardinality_fits_ids(rows):
-    assert cardinalities_of([0, 2**31 - 1]) == (0, 2**31 - 1)
-    with pytest.raises(ContentError, match=r"a cardinality is .*, and ids are int32"):
-        cardinalities_of([5, rows])
+    """Of a manifest, and of what a model says of its data."""
+    features = Features((), ("user", "item"))
+    check_cardinalities((0, 2**31 - 1), features)
+    with pytest.raises(DataError, match=r" ids of feature 'item': a feature has from 0 to 2,147,483,647"):
+        check_cardinalities((5, int(rows)), features)
 
 
 def test_a_manifest_with_infinite_numbers_is_damaged(tmp_path):
