@@ -27,8 +27,6 @@ from ssmpi.compress.payload import (
 from ssmpi.compress.random_k import RandomK
 from ssmpi.compress.threshold import Threshold
 from ssmpi.core import user_code
-from ssmpi.core.settings import require
-from ssmpi.core.user_code import GUIDE
 
 CODECS: dict[str, type[Codec]] = {"dense": Dense, "bf16": BF16, "threshold": Threshold, "random-k": RandomK}
 
@@ -54,14 +52,9 @@ def parse(text: str, options: CodecOptions | None = None, source: bytes = b"") -
 
 def _own(text: str, name: str, source: bytes) -> type[Codec]:
     """The codec ``name`` of the user's own file; SettingsError if there is none."""
-    path = user_code.parts(text)[0]
-    module = user_code.load(path, source or user_code.source(text, "codec"), GUIDE)
-    kind: type = user_code.member(path, name, module, "codec", GUIDE, type)
-    why = f"{path}: '{name}', which codec names"
-    require(issubclass(kind, Codec), f"{why}, is not a codec: derive it from CustomCodec; {GUIDE}")
-    missing = sorted(getattr(kind, "__abstractmethods__", ()))
-    require(not missing, f"{why}, lacks {' and '.join(missing)}; {GUIDE}")
-    return kind
+    path, _ = user_code.parts(text)
+    content = source or user_code.source(text, "codec")
+    return user_code.subclass(path, name, content, "codec", Codec, "a codec: derive it from CustomCodec")
 
 
 def make(

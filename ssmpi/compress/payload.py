@@ -97,11 +97,8 @@ def add(payload: np.ndarray, vector: np.ndarray) -> int:
     vector of another size; the contents of ``vector`` are then undefined.
     """
     words, kind, size, count = _of_size(payload, vector.size)
-    if kind in (DENSE, DENSE_HALF):
-        vector += _dense(words[6:], kind, size)
-        return count
-    if kind == CUSTOM:
-        vector += _custom(words[6:], size)
+    if kind in (DENSE, DENSE_HALF, CUSTOM):
+        vector += _whole(words[6:], kind, size)
         return count
     for start, found, places, values in _blocks(words[6:], size, count, half=kind == SPARSE_HALF):
         kernels.add_at(vector[start : start + BLOCK], places, values.view(np.float32), found)
@@ -116,11 +113,8 @@ def update(payload: np.ndarray, vector: np.ndarray) -> int:
     if kind == DENSE:
         vector[:] = words[6:].view(np.float32)
         return count
-    if kind == DENSE_HALF:
-        vector += _dense(words[6:], kind, size)
-        return count
-    if kind == CUSTOM:
-        vector += _custom(words[6:], size)
+    if kind in (DENSE_HALF, CUSTOM):
+        vector += _whole(words[6:], kind, size)
         return count
     apply = kernels.add_at if kind == SPARSE_HALF else kernels.put_at
     for start, found, places, values in _blocks(words[6:], size, count, half=kind == SPARSE_HALF):
@@ -174,16 +168,15 @@ def _checked(payload: np.ndarray) -> np.ndarray:
     return words
 
 
-def _dense(body: np.ndarray, kind: int, size: int) -> np.ndarray:
+def _whole(body: np.ndarray, kind: int, size: int) -> np.ndarray:
+    """The values of a body that has one for each entry of the vector."""
     if kind == DENSE:
         return body.view(np.float32)
+    if kind == CUSTOM:
+        number, length = body[:2].tolist()
+        if number not in DECODERS:
+            raise PayloadError(f"no codec of this rank has the number {number}")
+        return DECODERS[number](body[2:].view(np.uint8)[:length], size)
     values = np.empty(size, np.uint32)
     from_bf16(body.view(np.uint16)[:size], values)
     return values.view(np.float32)
-
-
-def _custom(body: np.ndarray, size: int) -> np.ndarray:
-    number, length = body[:2].tolist()
-    if number not in DECODERS:
-        raise PayloadError(f"no codec of this rank has the number {number}")
-    return DECODERS[number](body[2:].view(np.uint8)[:length], size)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import require
 
 MARK = ".py:"
 PREFIX = "ssmpi_own_"  # of the modules' names
@@ -84,6 +85,18 @@ def member(path: Path, name: str, module: types.ModuleType, setting: str, remedy
     hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(own) or 'none'}; {remedy}"
     wrong = f"is not a {what}" if name in names else "is not in it"
     raise SettingsError(f"{path}: '{name}', which {setting} names, {wrong}; {hint}")
+
+
+def subclass(path: Path, name: str, text: bytes, setting: str, base: type, what: str) -> Any:
+    """The class ``name`` of a file with this ``text``; SettingsError if there is none, or it is not a whole ``base``.
+    ``what`` says what that is, and what to derive from.
+    """
+    kind: type = member(path, name, load(path, text, GUIDE), setting, GUIDE, type)
+    why = f"{path}: '{name}', which {setting} names"
+    require(issubclass(kind, base), f"{why}, is not {what}; {GUIDE}")
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    require(not missing, f"{why}, lacks {' and '.join(missing)}; {GUIDE}")
+    return kind
 
 
 def module_of(path: Path, text: str) -> types.ModuleType:

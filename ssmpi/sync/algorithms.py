@@ -36,13 +36,8 @@ def algorithm_of(options: RoundOptions) -> type[Synchronizer]:
     if not user_code.names_file(options.algorithm):
         return ALGORITHMS[options.algorithm]
     path, name = user_code.parts(options.algorithm)
-    module = user_code.load(path, options.source("algorithm"), GUIDE)
-    kind: type = user_code.member(path, name, module, "sync.algorithm", GUIDE, type)
-    require(
-        issubclass(kind, Synchronizer),
-        f"{path}: '{name}', which sync.algorithm names, is not an algorithm: derive it from one, such as MA; {GUIDE}",
-    )
-    return kind
+    what = "an algorithm: derive it from one, such as MA"
+    return user_code.subclass(path, name, options.source("algorithm"), "sync.algorithm", Synchronizer, what)
 
 
 def check_custom(options: RoundOptions) -> None:
