@@ -134,6 +134,24 @@ def meet(world):
     wait(world.trainers.ibarrier(), WAITING, "the others")
 
 
+def blocks(world, options):
+    """Five blocks of steps with a round after each, and one at the end: replicas before that, and the model."""
+    weights = live(world, options, 0)
+
+    def work(synchronizers):
+        synchronizers[0].exchange.begin()
+        for block in range(5):
+            weights[:] += 0.1 * replica(10 * block + world.rank)
+            meet(world)
+            synchronizers[0].round()
+            meet(world)
+        after = weights.copy()
+        close_together(world, synchronizers[0])
+        return after, synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
 def with_pace(world, options, synchronizers, gradients, steps, examples=1):
     """Worker threads that take so many steps each by ``gradients(thread)``, under the pace; as ``hogwild`` does it.
 

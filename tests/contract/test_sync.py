@@ -15,6 +15,7 @@ from ranks import all_over_mpi, over_threads
 from sync_bodies import (
     PARAMETERS,
     REFUSED,
+    blocks,
     close_together,
     live,
     meet,
@@ -123,23 +124,6 @@ def check_conserved(results, options):
     before = replica(0).astype(float) + replica(1) + replica(0)
     after = results[0][0].astype(float) + results[1][0] + results[0][1]
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-5)
-
-
-def blocks(world, options):
-    weights = live(world, options, 0)
-
-    def work(synchronizers):
-        synchronizers[0].exchange.begin()
-        for block in range(5):
-            weights[:] += 0.1 * replica(10 * block + world.rank)
-            meet(world)
-            synchronizers[0].round()
-            meet(world)
-        after = weights.copy()
-        close_together(world, synchronizers[0])
-        return after, synchronizers[0].model()
-
-    return on_trainers(world, options, weights, work)
 
 
 def check_bmuf(results, options):
