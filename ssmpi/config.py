@@ -223,6 +223,12 @@ class Config:
         """The options of embedding rows, with the network's row layout."""
         return table.RowOptions(self.embedding, self.network.rows)
 
+    def changed(self, name: str, value: object) -> Config:
+        """The same settings but for one, ``section.key``; without a network."""
+        section, key = name.split(".")
+        replaced: Any = {section: dataclasses.replace(getattr(self, section), **{key: value})}
+        return dataclasses.replace(self, **replaced)
+
     def flat(self) -> dict[str, Any]:
         """All settings by their names, ``section.key``."""
         found = settings.flat(dataclasses.asdict(self))
@@ -290,7 +296,5 @@ def _renamed(config: Config, new: Callable[[str, str], str]) -> Config:
     """The same settings with ``new(name, setting)`` for each that names a user's own file."""
     values = config.flat()
     for setting in [name for name in OWN_CODE if user_code.names_file(values[name])]:
-        section, key = setting.split(".")
-        changed = dataclasses.replace(getattr(config, section), **{key: new(values[setting], setting)})
-        config = dataclasses.replace(config, **{section: changed})
+        config = config.changed(setting, new(values[setting], setting))
     return config

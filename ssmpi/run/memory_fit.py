@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ssmpi.config import Config
 from ssmpi.core.errors import TopologyError, UserError
@@ -31,19 +29,24 @@ def check(config: Config) -> None:
     except UserError:
         return
     if misfit := why_not(config, features, placement, memory_limit()):
-        raise TopologyError(f"{misfit}. 'ssmpi launch --ignore-memory' starts it all the same")
+        raise TopologyError(f"{misfit}. 'ssmpi launch --ignore-memory' starts it anyway")
 
 
 def why_not(config: Config, features: Features, placement: Placement, limit: float) -> str:
     """Why all ranks do not fit in ``limit`` bytes of one host, and what would help; empty if they fit. Dynamic tables
     have their first step.
     """
-    needed = _needed(config, placement)
-    if needed <= limit:
+
+    def fits(name: str, value: object) -> bool:
+        with contextlib.suppress(UserError):  # not a valid value, or a network that does not take these features
+            return _needed(config.changed(name, value).over(features), placement) <= limit
+        return False
+
+    if (needed := _needed(config, placement)) <= limit:
         return ""
-    found = [text for name in LOWERED if (text := _lowered(config, name, features, placement, limit))]
-    found += _other_networks(config, features, placement, limit)
-    alone = f"{' or '.join(found)} would make it fit" if found else "no setting makes it fit alone"
+    choices = ((name, next((value for value in values if fits(name, value)), None)) for name, values in _less(config))
+    found = [f"{name} = {json.dumps(value)}" for name, value in choices if value is not None]
+    alone = f"{' or '.join(found)} would make it fit" if found else "no setting alone makes it fit"
     return (
         f"does not fit: all ranks together need {needed / 1e9:,.1f} GB of memory, and this host has {limit / 1e9:,.1f}:"
         f" {alone}; a site file (--site) puts the ranks on several hosts"
@@ -55,27 +58,10 @@ def _needed(config: Config, placement: Placement) -> float:
     return sum(count * ranks[role] for role, count in config.topology.counts.items())
 
 
-def _lowered(config: Config, name: str, features: Features, placement: Placement, limit: float) -> str:
-    """The largest half, quarter and so on of a setting with which the ranks fit; empty if none does."""
-    section, key = name.split(".")
-    value = getattr(getattr(config, section), key) // 2
-    while value:
-        with contextlib.suppress(UserError):  # not a valid value
-            if _needed(_changed(config, name, value).over(features), placement) <= limit:
-                return f"{name} = {value}"
-        value //= 2
-    return ""
-
-
-def _other_networks(config: Config, features: Features, placement: Placement, limit: float) -> Iterator[str]:
-    """Built-in networks with which the ranks fit."""
+def _less(config: Config) -> Iterator[tuple[str, Sequence[object]]]:
+    """Settings with values that may need less memory: halves, quarters and so on, the largest first; other networks."""
+    settings = config.flat()
+    for name in LOWERED:
+        yield name, [settings[name] >> n for n in range(1, settings[name].bit_length())]
     for other in NETWORKS:
-        with contextlib.suppress(UserError):  # it does not take these features
-            if _needed(_changed(config, "model.name", other).over(features), placement) <= limit:
-                yield f"model.name = {json.dumps(other)}"
-
-
-def _changed(config: Config, name: str, value: Any) -> Config:
-    section, key = name.split(".")
-    part = dataclasses.replace(getattr(config, section), **{key: value})
-    return dataclasses.replace(config, **{section: part})
+        yield "model.name", [other]
