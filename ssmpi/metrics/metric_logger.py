@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -294,9 +293,8 @@ class MetricLogger:
 
     def _warn_of_slow(self, done: Mapping[int, float]) -> None:
         """Name the trainers that are slow, given the examples of each in the last minute of training."""
-        for trainer in slow_trainers(done):
+        for trainer, others in slow_trainers(done).items():
             host = f" on host {self._hosts[trainer]}" if self._hosts else ""
-            others = median(examples for other, examples in done.items() if other != trainer)
             log.warning(
                 f"trainer {trainer}{host} is slow: {done[trainer]:,.0f} examples in a minute of training, and the "
                 f"median of the others is {others:,.0f}. Look there for other programs, too few cores, a throttled "

@@ -9,15 +9,14 @@ SLOW = 0.5  # of the median of the other trainers
 MEASURED_SECONDS = 60.0  # of training
 
 
-def slow_trainers(examples: Mapping[int, float]) -> list[int]:
-    """The trainers that have done less than ``SLOW`` times the median of the others, given the examples of each in the
-    same time.
+def slow_trainers(examples: Mapping[int, float]) -> dict[int, float]:
+    """The trainers that have done less than ``SLOW`` times the median of the others, with this median, given the
+    examples of each in the same time.
     """
-    return [
-        trainer
-        for trainer, own in examples.items()
-        if len(examples) > 1 and own < SLOW * median(n for other, n in examples.items() if other != trainer)
-    ]
+    if len(examples) < 2:
+        return {}
+    others = {trainer: median(n for other, n in examples.items() if other != trainer) for trainer in examples}
+    return {trainer: most for trainer, most in others.items() if examples[trainer] < SLOW * most}
 
 
 class PaceWatch:

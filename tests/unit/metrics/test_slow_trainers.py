@@ -30,7 +30,7 @@ from ssmpi.metrics.trainer_report import TrainerReport
     ],
 )
 def test_the_rule(examples, slow):
-    assert slow_trainers(dict(enumerate(examples))) == slow
+    assert list(slow_trainers(dict(enumerate(examples)))) == slow
 
 
 def test_a_minute_is_one_in_which_all_train():
