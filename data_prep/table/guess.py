@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from data_prep.preparation import RawSource
-from data_prep.raw.sources import TextStream
+from data_prep.raw.sources import PARQUET, TextStream
 from data_prep.table.arrow_lists import are_lists, usual
 from data_prep.table.files import first_fields, quoting_of, refuse_other_text
 from data_prep.table.guess_label import GIVES_AWAY, TEXTS, area_alone, guess_label
 from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
-from data_prep.table.schema import BRACKETS, LINE, UNQUOTED, some
+from data_prep.table.schema import BRACKETS, LINE, UNQUOTED, quoted, some
 from data_prep.table.text_values import MOMENT, lists_in_brackets, times_of
 from ssmpi.core.errors import DataError
 
@@ -69,7 +68,7 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> tuple[str, list[str]
     """
     source = sources[0]
     with source.path.open("rb") as file:
-        binary = file.read(4) == b"PAR1"
+        binary = file.read(len(PARQUET)) == PARQUET
     sample = _of_parquet(source.path) if binary else _of_text(source)
     rows, names = sample.rows, sample.rows.column_names
     if twice := [name for name in names if names.count(name) > 1]:
@@ -80,7 +79,7 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> tuple[str, list[str]
     remarks = [label.remark] * bool(label.remark)
     for name in (name for name in names if name not in (time, label.column)):
         if not name.strip():
-            found["unused"].append(f"# {_quoted(name)}: has no name, left out")
+            found["unused"].append(f"# {quoted(name)}: has no name, left out")
             continue
         kind, line = _column(name, rows[name], types.get(name, ""), hashed=hashed)
         if kind != "unused" and (reason := label.left_out.get(name)):
@@ -105,7 +104,7 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> tuple[str, list[str]
 
 def _split(time: str, dates: Sequence[str], *, whole: bool, known: bool) -> tuple[list[str], list[str]]:
     """The lines of the time and of the split: by time if the times of all rows are ``known`` and cut them in three."""
-    by_rows, line = ['by = "rows"', "shares = [0.8, 0.1, 0.1]"], f"time = {_quoted(time)}"
+    by_rows, line = ['by = "rows"', "shares = [0.8, 0.1, 0.1]"], f"time = {quoted(time)}"
     if not dates:
         return [f"# {line}  # then rows must be sorted by it"] * bool(time), ["", "[split]", *by_rows]
     first, train, validation, last = dates
@@ -173,12 +172,12 @@ def _of_text(source: RawSource) -> Sample:
     quoting = quoting_of(content, separator)
     names, _ = first_fields(source, separator, quoted=quoting != UNQUOTED)
     headless = any(re.fullmatch(r"\s*[-+.\d]+\s*", name) for name in names)
-    settings = ["", "[table]", f"separator = {_quoted(separator)}"]
+    settings = ["", "[table]", f"separator = {quoted(separator)}"]
     if quoting != LINE:
-        settings.append(f"quoting = {_quoted(quoting)}")
+        settings.append(f"quoting = {quoted(quoting)}")
     if headless:
         names = [f"column{i}" for i in range(1, len(names) + 1)]
-        settings.append("columns = [" + ", ".join(map(_quoted, names)) + "]")
+        settings.append("columns = [" + ", ".join(map(quoted, names)) + "]")
 
     def read(missing: Sequence[str], types: Mapping[str, pa.DataType]) -> pa.Table:
         """As the preparation does: true and false are text."""
@@ -208,7 +207,7 @@ def _of_text(source: RawSource) -> Sample:
         raise DataError(f"{source.path}: no schema can be guessed: {error}; write one by hand") from error
     if missing:
         where = "; ".join(f"{value} in {some(columns, 3)}" for value, columns in missing.items())
-        settings.append(f"missing = [{', '.join(map(_quoted, ['', *missing]))}]  # {where}")
+        settings.append(f"missing = [{', '.join(map(quoted, ['', *missing]))}]  # {where}")
     return Sample(rows, settings, whole)
 
 
@@ -288,7 +287,7 @@ def _column(name: str, column: pa.ChunkedArray, declared: str, *, hashed: bool) 
     ``declared``, if any.
     """
     column = column if declared == "float" else _whole(column)
-    kind, key = column.type, name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+    kind, key = column.type, name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
     if column.null_count < len(column) and are_lists(kind) and kind.value_type in LISTED:
         return "list", _list(key, column, "")
     if column.null_count == len(column) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
@@ -347,8 +346,8 @@ def _unless_row_numbers(line: str, column: pa.ChunkedArray) -> str:
 def _partition(name: str, values: set[str]) -> tuple[str, str]:
     """As ``_column``, of a column that is in the names of folders."""
     if len(values) > 1:
-        return "categorical", f'{_quoted(name)} = {{ type = "string" }}  # {len(values):,} folders {name}=...'
-    return "unused", f"# {_quoted(name)}: the same in all folders {name}=..., left out"
+        return "categorical", f'{quoted(name)} = {{ type = "string" }}  # {len(values):,} folders {name}=...'
+    return "unused", f"# {quoted(name)}: the same in all folders {name}=..., left out"
 
 
 def _of_numbers(texts: pa.ChunkedArray) -> str:
@@ -356,7 +355,7 @@ def _of_numbers(texts: pa.ChunkedArray) -> str:
     plain = pc.match_substring_regex(texts, NUMERAL)
     if share_of(plain) >= NEARLY_ALL:
         if others := texts.filter(pc.invert(plain)):
-            return f"; numbers, but for {_quoted(others[0].as_py())}: does it mean a missing one (table.missing)?"
+            return f"; numbers, but for {quoted(others[0].as_py())}: does it mean a missing one (table.missing)?"
         zeros = pc.any(pc.match_substring_regex(texts, LEADING_ZERO)).as_py()
         return "; text, since numbers have no leading zeros: 07 and 7 are two" if zeros else ""
     if share_of(pc.match_substring_regex(texts, AMOUNT)) >= NEARLY_ALL:
@@ -376,10 +375,5 @@ def _list(key: str, lists: pa.ChunkedArray, separator: str) -> str:
     whole = not text or bool(pc.all(pc.match_substring_regex(values, r"^(0|-?[1-9]\d{0,17})$")).as_py())
     distinct = pc.count_distinct(values).as_py()
     settings = [f'type = "{"integer" if whole else "string"}"', f"longest = {pc.max(pc.list_value_length(lists))}"]
-    settings += [f"separator = {_quoted(separator)}"] * bool(separator) + ["min_count = 2"] * (distinct > MANY)
+    settings += [f"separator = {quoted(separator)}"] * bool(separator) + ["min_count = 2"] * (distinct > MANY)
     return f"{key} = {{ {', '.join(settings)} }}  # {distinct:,} values"
-
-
-def _quoted(text: str) -> str:
-    """A TOML string."""
-    return json.dumps(text, ensure_ascii=False)

@@ -7,7 +7,6 @@ makes a model that is perfect and useless. Beside a label with a known name, onl
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.table.schema import some
+from data_prep.table.schema import quoted, some
 
 TARGETS = "label", "labels", "target", "y"
 LABELS = (
@@ -94,7 +93,7 @@ def rank_of(plain: str) -> int | None:
 
 
 def _chosen(name: str, rule: Rule, column: pa.ChunkedArray, left_out: Mapping[str, str]) -> LabelGuess:
-    line = ("" if rule.sure else "# ") + f"label = {_quoted(rule.label)}" + f"  # {rule.doubt}" * bool(rule.doubt)
+    line = ("" if rule.sure else "# ") + f"label = {quoted(rule.label)}" + f"  # {rule.doubt}" * bool(rule.doubt)
     gaps = column.null_count
     line += f"  # missing in {gaps:,} rows, which are bad ones: --on-bad-row skip" * bool(gaps)
     remark = f"{name} may be the label: {rule.doubt}" if not rule.sure else ""
@@ -107,7 +106,7 @@ def _asked(candidates: Mapping[str, Rule]) -> LabelGuess:
         return LabelGuess("", [QUESTION], remark="no column looks like the label, which training needs")
     lines = ["# Which of these is the label? Uncomment its line, and below those of the others if they are features."]
     lines += [
-        f"# label = {_quoted(rule.label)}" + f"  # {rule.doubt}" * bool(rule.doubt) for rule in candidates.values()
+        f"# label = {quoted(rule.label)}" + f"  # {rule.doubt}" * bool(rule.doubt) for rule in candidates.values()
     ]
     remark = f"which column is the label, which training needs? It may be {some(candidates)}"
     return LabelGuess("", lines, dict.fromkeys(candidates, "may be the label"), remark)
@@ -133,7 +132,7 @@ def _rule(name: str, plain: str, column: pa.ChunkedArray) -> Rule | None:
         return None
     chosen = [value for value in values if value.lower() in POSITIVE]
     one = chosen[0] if len(chosen) == 1 else values[0]
-    other = f"else {_quoted(values[values[0] == one])}"
+    other = f"else {quoted(values[values[0] == one])}"
     sure = len(chosen) == 1
     return Rule(f"{name} == '{one}'", (one,), other if sure else f"{other}: say which of them is 1", sure=sure)
 
@@ -146,7 +145,7 @@ def _of_numbers(name: str, values: Sequence[Any], *, known: bool) -> Rule | None
         return None
     least, most = values
     usual = (least, most) == (-1, 1)
-    doubt = f"else {least:g}" + "" if usual else f"else {least:g}; is {most:g} the one that counts?"
+    doubt = f"else {least:g}" + f"; is {most:g} the one that counts?" * (not usual)
     return Rule(f"{name} == {most:g}", (most,), doubt, usual=usual) if known or usual else None
 
 
@@ -192,8 +191,3 @@ def _auc(scores: np.ndarray, clicked: np.ndarray) -> float:
     ranks = np.cumsum(counts) - (counts - 1) / 2
     ones = int(clicked.sum())
     return float((ranks[places][clicked].sum() - ones * (ones + 1) / 2) / (ones * (len(clicked) - ones)))
-
-
-def _quoted(text: str) -> str:
-    """A TOML string."""
-    return json.dumps(text, ensure_ascii=False)

@@ -29,7 +29,6 @@ READ_ROWS = 1 << 16  # a dictionary comes anew with each read: so one serves sev
 READ_BYTES = 1 << 20
 PIECE_ROWS = 1 << 20  # that a piece may have at least: its packed rows are in memory at once
 PLAIN_BYTES = 4  # a string of a page without a dictionary takes more
-MAGIC = b"PAR1"
 CASTS = {
     NUMBER: pc.CastOptions.unsafe(ARROW[NUMBER]),  # integers beyond 2**53 are rounded
     INTEGER: pc.CastOptions.safe(ARROW[INTEGER]),

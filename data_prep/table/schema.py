@@ -187,6 +187,11 @@ class Schema:
         return {f"schema.{name}": value for name, value in found.items() if name != "path"}
 
 
+def quoted(text: str) -> str:
+    """A TOML string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def some(names: Iterable[str], most: int = 12) -> str:
     """The first few of many names, for messages."""
     names = list(names)

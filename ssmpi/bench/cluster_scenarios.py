@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ssmpi.bench.harness import data
 from ssmpi.bench.options import ClusterOptions
+from ssmpi.core.words import counted
 from ssmpi.model.places import PLANS
 
 COMMON = (
@@ -47,11 +48,11 @@ class Scenario:
         if self.plan:
             return f"groups of {self.group}, {self.plan}, {self.link_mb:g} MB/s"
         if self.narrow:
-            return f"no rounds, {_count(self.embedding_ps, 'narrow embedding PS')}"
+            return f"no rounds, {counted(self.embedding_ps, 'narrow embedding PS')}"
         if self.algorithm == "none":
             return "no rounds"
         pace = f"FR-{self.algorithm.upper()}-{self.period}" if self.period else f"S-{self.algorithm.upper()}"
-        return pace + (f", {_count(self.sync_ps, 'sync PS')}" if self.sync_ps else "")
+        return pace + (f", {counted(self.sync_ps, 'sync PS')}" if self.sync_ps else "")
 
     def overrides(self, trainers: int) -> tuple[str, ...]:
         """The settings of this scenario, on top of the common run file."""
@@ -118,7 +119,3 @@ def visits(options: ClusterOptions) -> list[tuple[Scenario, int]]:
 def ordered(scenarios: Sequence[Scenario], counts: Sequence[int]) -> list[tuple[Scenario, int]]:
     """All that fit, ordered by number of trainers."""
     return [(scenario, n) for n in counts for scenario in scenarios if scenario.fits(n)]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number > 1)}"
