@@ -11,9 +11,9 @@ from ssmpi.core.errors import DataError
 
 
 def expand(given: Sequence[Path]) -> list[Path]:
-    """The given files, and those of given folders and patterns. Names that begin with ``.`` or ``_`` are no data there,
-    as Spark has it, nor beside other files, where a shell has put them; files without a byte are not in folders. Prints
-    what is left out. DataError for a folder or a pattern without files.
+    """The given files, and those of given folders and patterns. Left out, and printed, are empty files of these, and
+    names that begin with ``.`` or ``_``, as Spark's markers do, unless such a file is given alone. DataError for a
+    folder or a pattern without files.
     """
     paths: list[Path] = []
     left_out: list[Path] = []
@@ -25,13 +25,13 @@ def expand(given: Sequence[Path]) -> list[Path]:
         found = _files_of(path)
         empty = [one for one in found if not one.stat().st_size]
         if len(found) == len(empty):
-            what = "this folder holds no files" if path.is_dir() else "no file has such a name"
-            raise DataError(f"{path}: {what} with data in them; check the path")
+            what = "this folder has no file with data" if path.is_dir() else "no file with data has such a name"
+            raise DataError(f"{path}: {what}; check the path")
         paths += [one for one in found if one not in empty]
         left_out += empty
     if left_out:
         names = ", ".join(str(path) for path in left_out[:3]) + ", ..." * (len(left_out) > 3)
-        print(f"left out, as no files of data: {names}", flush=True)
+        print(f"left out, because they hold no data: {names}", flush=True)
     return paths
 
 

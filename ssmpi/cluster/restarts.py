@@ -93,9 +93,8 @@ class Restarts:
             return None
 
     def note_loss(self, *, killed: bool = False) -> bool:
-        """Ranks were lost, ``killed`` if it is known that by a signal: take note of how far the last start came. False
-        if the job may not be restarted, as where nothing shows that it could begin; after too many restarts, logs why
-        not.
+        """Ranks were lost, ``killed`` if certainly by a signal: take note of how far the last start came. False if the
+        job may not be restarted, such as one that has not begun and was not killed; after too many restarts, logs why.
         """
         options, now = self._options, self._clock()
         if options.mode == "off" or not (self.begun or killed):
@@ -106,7 +105,7 @@ class Restarts:
         if self._out_of_memory():
             say(f"the last start {OUT_OF_MEMORY}: 'ssmpi plan' shows what its ranks need, and what would need less")
             if self._without_progress:
-                say("error: nor has it trained on anything new, as the one before: the job is not restarted")
+                say("error: it trained on nothing new: the job is not restarted")
                 return False
         if len(self._times) >= options.max_restarts:
             how = f"within {options.within_minutes:g} min (recovery.max_restarts, recovery.within_minutes)"

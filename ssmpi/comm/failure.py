@@ -87,7 +87,7 @@ def cause(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.EIO:
         return f"{error}: the disk fails; look at the system's log, or choose another folder"
     if place := user_code.place_of(error):
-        return f"{place}: {type(error).__name__}: {error}; this file is your own: mend it, and start again"
+        return f"{place}: {type(error).__name__}: {error}; this is your own code: correct it, and start again"
     text = "".join(traceback.format_exception(error)).rstrip()
     if isinstance(error, MemoryError):
         return f"{OUT_OF_MEMORY}\n{text}\nStart again with more embedding_ps, fewer threads or more memory per rank"

@@ -1,4 +1,4 @@
-"""Tells the user that kernels are compiled where they are used for the first time, and how far that is."""
+"""Tells the user that kernels are being compiled, where they are used for the first time, and how many are done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPICAL = 100  # kernels of the quickstart's network
 
 @contextlib.contextmanager
 def said(say: Callable[[str], object]) -> Iterator[Callable[[], str]]:
-    """``say`` so once kernels are compiled in this block. The value is a function that says how many of them are."""
+    """Call ``say`` when this block begins to compile kernels. Yields a function that tells how many it has compiled."""
     listener = _Listener(say)
     with event.install_listener("numba:compile", listener):
         yield listener.progress

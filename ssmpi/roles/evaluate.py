@@ -103,8 +103,7 @@ class Evaluator:
         quality = Quality(words[edge:end].astype(np.int64).reshape(2, BINS), words[1:edge])
         if quality.sums[0] < sum(reader.blocks[number].rows for number in blocks):
             raise TrainingError(
-                f"{reader.folder}: rows that were scored have scores that are not finite: {DIVERGED}, or their values "
-                "are far too large"
+                f"{reader.folder}: some scores are not finite: {DIVERGED}, or values of these rows are far too large"
             )
         densities = counted[0].densities(words[end:].reshape(passed.shape))
         by_group = gauc([part.groups for part in parts], words[1], trainers, waiting)

@@ -28,7 +28,7 @@ def needed(folder: Path) -> bool:
 def _is_memory(folder: Path) -> bool:
     """Whether a folder holds ranks' memory and nothing else; says what it holds."""
     if found := strangers(folder):
-        print(f"left: {folder} holds {found[0]}, which no rank has made there: if it is not yours, remove it by hand")
+        print(f"kept: {folder} holds {found[0]}, which is not of a rank: remove the folder by hand if nobody needs it")
     return not found
 
 

@@ -107,7 +107,7 @@ def test_an_error_in_a_users_own_code_names_the_line():
     assert place.words[0].startswith(
         "error: trainer 1 (rank 0, host h2, thread shadow): /home/me/ema.py, line 4: ValueError: operands could not"
     )
-    assert place.words[0].endswith("this file is your own: mend it, and start again")
+    assert place.words[0].endswith("this is your own code: correct it, and start again")
     assert place.codes == [2]
 
 

@@ -148,8 +148,8 @@ def test_files_that_are_not_there_or_not_files(tmp_path, capsys):
     out = ["-o", tmp_path / "out"]
     fails([tmp_path / "none.txt", *out], capsys, "none.txt: no such file")
     (tmp_path / "nothing").mkdir()
-    fails([tmp_path / "nothing", *out], capsys, f"{tmp_path / 'nothing'}: this folder holds no files with data")
-    fails([tmp_path / "no*", *out], capsys, f"{tmp_path / 'no*'}: no file has such a name")
+    fails([tmp_path / "nothing", *out], capsys, f"{tmp_path / 'nothing'}: this folder has no file with data")
+    fails([tmp_path / "no*", *out], capsys, f"{tmp_path / 'no*'}: no file with data has such a name")
     empty = tmp_path / "empty.txt"
     empty.write_bytes(b"")
     fails([good, empty, *out], capsys, f"{empty}:1: the file is empty")

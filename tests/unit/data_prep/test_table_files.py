@@ -196,7 +196,7 @@ def test_files_that_a_shell_names_are_read_in_its_order_which_is_told(tmp_path, 
     assert main(words) == 0
     assert users(tmp_path / "out") == [3] * 3 + [12] * 3 + [4] * 3
     told = capsys.readouterr().out
-    assert f"left out, as no files of data: {tmp_path / 'parts' / '_SUCCESS'}\n" in told
+    assert f"left out, because they hold no data: {tmp_path / 'parts' / '_SUCCESS'}\n" in told
     assert "in this order: part-1.x, part-10.x, part-2.x; the split goes by it: give the folder" in told
 
 

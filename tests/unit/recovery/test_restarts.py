@@ -110,7 +110,7 @@ def test_a_job_that_runs_out_of_memory_again_and_again_ends(tmp_path, monkeypatc
     assert found == [True, True, False]
     said = capsys.readouterr().err
     assert said.count("the last start ran out of memory: 'ssmpi plan' shows what its ranks need") == 2
-    assert said.endswith("error: nor has it trained on anything new, as the one before: the job is not restarted\n")
+    assert said.endswith("error: it trained on nothing new: the job is not restarted\n")
 
 
 def test_with_progress_a_job_restarts_at_once_for_ever(tmp_path):

@@ -154,6 +154,6 @@ def test_what_no_rank_has_made_stays(memory, tmp_path, capsys):
     assert clean(memory, lambda seconds: None) == 0
     said = capsys.readouterr().out
     assert f"removed: {left} " in said
-    assert f"left: {own[0]} holds thesis, which no rank has made there" in said
+    assert f"kept: {own[0]} holds thesis, which is not of a rank" in said
     assert all((folder / names[0]).read_text() == "a" for folder in (*own, link))
     assert all((memory_folder.of_launch(str(memory), name) / name).read_text() == "by hand" for name in names[1:])

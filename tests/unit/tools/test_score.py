@@ -163,7 +163,7 @@ def test_a_score_that_is_not_finite_is_refused(project, capsys, monkeypatch):
     with pytest.raises(DataError, match="row 8 of those to score has no finite score"):
         predict("data")
     assert not Path("scores").exists()
-    with pytest.raises(TrainingError, match="data: rows that were scored have scores that are not finite"):
+    with pytest.raises(TrainingError, match="data: some scores are not finite: "):
         score.evaluate(RUN, "test", None)
     assert "NE" not in capsys.readouterr().out
 
