@@ -12,8 +12,8 @@ BEGINS, GOES_ON, QUOTED = 0, 1, 2  # states of a value
 
 @njit(cache=True, nogil=True)
 def row_ends(text: np.ndarray, separator: int) -> tuple[np.ndarray, bool]:
-    """Behind each newline of ``text`` uint8, which begins with a row, that is in no quoted value: int64 (ends,); and
-    whether the text ends in a quoted value. As pyarrow has it, a quote opens where a value begins, and "" is one in it.
+    """The ends of the rows of ``text`` uint8, which begins with one, int64 (ends,): behind each newline outside quoted
+    values; and whether the text ends inside one. As in pyarrow, a quote opens where a value begins, and "" is a quote.
     """
     ends = np.empty(np.count_nonzero(text == NEWLINE), dtype=np.int64)
     rows, state, at = 0, BEGINS, 0

@@ -95,8 +95,8 @@ def refuse_other_text(path: Path, line: str) -> None:
 
 
 def quoting_of(content: bytes, separator: str) -> str:
-    """Where quoted values of text end: in their lines, or, if not all do, nowhere, if all lines have as many separators
-    as the first, else in any line.
+    """How text is quoted: within lines if every quote is closed in its line; else not at all if all lines have the same
+    number of separators, or over several lines.
     """
     if len(row_ends(np.frombuffer(content, np.uint8), ord(separator))[0]) == len(content.split(b"\n")) - 1:
         return LINE

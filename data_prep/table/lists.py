@@ -45,7 +45,7 @@ class ListReader:
         return self._bounded(name, column, values, found, bad), bad
 
     def _lists(self, name: str, values: pa.Array, separator: str, bad: dict[int, tuple[str, str]]) -> pa.Array:
-        """Lists as they are, or of text; null where that means a missing one, or is none, whose row is then bad."""
+        """Lists of a list column or of text: null if missing, or if the text is no list, which ``bad`` then names."""
         if are_lists(values.type):
             return values
         if pa.types.is_dictionary(values.type):

@@ -30,7 +30,7 @@ class TableRows(NamedTuple):
 
 def with_room(config: Config, model: Path, before: Config) -> Config:
     """``config`` with ``keys`` of dynamic tables for all that ``model`` holds: earlier versions let several PSs hold
-    more together. Not where it is lower than ``before``, when the model was trained.
+    more together. A limit that is lower than ``before``, in the model's run, stays.
     """
     options, was = config.embedding.dynamic, before.embedding.dynamic
     counts = {feature: each["keys"] for feature, each in store.read_manifest(model).state.get(KEYS, {}).items()}

@@ -144,8 +144,8 @@ class Launch:
 
 
 def killed(code: int) -> bool:
-    """Whether the launcher's exit code says that a rank, or the launcher itself, was ended by a signal or found another
-    rank gone; others say that it cannot start them.
+    """Whether the launcher's exit code means that a rank or the launcher was killed, or that a rank missed another one.
+    Other codes mean that it cannot start ranks.
     """
     return code == LOST or code < 0 or 128 < code <= 128 + signal.SIGRTMAX
 

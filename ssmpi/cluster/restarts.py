@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ssmpi.core.run_options import RecoveryOptions
     from ssmpi.recovery.state import Left
 
-NOT_BEGUN = 2  # restarts of a run that has not begun: more of them repeat what keeps it from that
+NOT_BEGUN = 2  # restarts of a run that has not begun: what prevented it twice prevents it again
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a restart after one that trained on nothing new
 
 

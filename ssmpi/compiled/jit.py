@@ -5,9 +5,9 @@ own file to tell whether cached code is out of date. Here the names of cached fi
 all that it imports of this project, directly or not. So processes that run different sources never meet each other's
 files, and no file is loaded that refers to a class which is gone.
 
-Numba keeps code in ``NUMBA_CACHE_DIR``, beside the sources, or in the user's home, the first that can be written, and
-fails if none can. Here the user's own folder for temporary files follows; and code is also loaded from the first two
-where they can only be read, as those of an installation for all users.
+Numba keeps code in the first folder that it can write to: ``NUMBA_CACHE_DIR``, one beside the sources, one in the
+user's home; without any it fails. Here a folder of the user's own beside temporary files comes last, and code is also
+loaded from the first two if they are read-only, as in an installation for all users.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class PeerError(RuntimeError):
 
 
 class ContentError(ValueError):
-    """What is wrong in a file, without its name."""
+    """What is wrong with the contents of a file; the message does not name the file."""
 
 
 def json_problem(error: Exception) -> str:

@@ -87,8 +87,8 @@ else:
 
 
 def with_code(options: RoundOptions) -> RoundOptions:
-    """The same settings with the texts of the user's own files that they name, which are executed: every rank has these
-    classes then, whatever becomes of the files. SettingsError if a class, or what is set for it, does not do.
+    """The same settings with the texts of the user's own files that they name, after executing them: ranks that get
+    these settings need no files. SettingsError if a class or a setting of it is wrong.
     """
     if not options.lacks_code:
         return options

@@ -34,8 +34,8 @@ def _is_memory(folder: Path) -> bool:
 
 def clean(memory: Path, sleep: Callable[[float], None] = time.sleep) -> int:
     """Remove this user's folders in a memory file system that no process uses, now and a minute later; print which.
-    2 if one of them cannot be removed, which is named. One that holds anything but ranks' memory stays, and so do all
-    in other file systems: they may be the user's own. DataError if ``memory`` is none.
+    2 if one of them cannot be removed, which is named. One that holds anything else stays: it may be the user's own.
+    DataError if ``memory`` is not a memory file system.
     """
     if not memory.is_dir():
         raise DataError(f"{memory}: no such folder; name the memory file system (recovery.memory_folder of the run)")

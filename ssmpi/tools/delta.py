@@ -144,7 +144,7 @@ class TensorFile(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> TensorFile:
-        """DataError if it is none, or other than it was written; files of earlier versions have no checksum."""
+        """DataError if it cannot be read or its checksum is wrong; files of earlier versions have none."""
         library = tensor_files.safetensors()
         try:
             with library.safe_open(path, framework="numpy") as file:
@@ -201,7 +201,7 @@ def applied(before: TensorFile, delta: TensorFile) -> TensorFile:
 
 
 def merged(before: TensorFile, delta: TensorFile) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and arrays of the model after a delta; ContentError says which are none that an export would have."""
+    """Names and arrays of the model after a delta; ContentError names one that no export has."""
     for name, count in parse_json(delta.about[ROWS]).items():
         old, ids, values = before.arrays[name], delta.arrays[f"{name}{IDS}"], delta.arrays[f"{name}{VALUES}"]
         check_ascending(f"{name}{IDS}", ids)

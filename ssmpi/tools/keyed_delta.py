@@ -37,7 +37,7 @@ def difference(keys: str, old: Arrays, new: Arrays) -> dict[str, np.ndarray]:
 
 
 def merged(keys: str, tensors: Sequence[str], old: Arrays, delta: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and arrays of one table after a delta; ContentError says which are none that an export would have."""
+    """Names and arrays of one table after a delta; ContentError names one that no export has."""
     before, changed, gone = old[keys], delta[f"{keys}{CHANGED}"], delta[f"{keys}{GONE}"]
     for name, some in ((keys, before), (f"{keys}{CHANGED}", changed), (f"{keys}{GONE}", gone)):
         check_ascending(name, some)
