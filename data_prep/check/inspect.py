@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
+from ssmpi.core.words import counted
 from ssmpi.data.schema import (
     MISSING_ID,
     RARE_ID,
@@ -73,7 +77,10 @@ def describe_folder(folder: Path) -> str:
             with open_shard(folder, entry, manifest) as shard:
                 for start in range(0, entry.rows, BLOCK_ROWS):
                     totals.add(read_columns(shard, start, min(start + BLOCK_ROWS, entry.rows)))
-    lines = [*_splits(folder, manifest), "", *_dense(manifest, totals), "", *_sparse(folder, manifest, totals), ""]
+    lines = [*_splits(folder, manifest), ""]
+    if manifest.features.dense:
+        lines += [*_dense(manifest, totals), ""]
+    lines += [*_sparse(folder, manifest, totals), ""]
     if manifest.features.lists:
         lines += [*_lists(manifest, totals), ""]
     return "\n".join([*lines, *_provenance(manifest)])
@@ -81,7 +88,7 @@ def describe_folder(folder: Path) -> str:
 
 def _splits(folder: Path, manifest: Manifest) -> list[str]:
     kind = "labelled" if manifest.labelled else "unlabelled"
-    lines = [f"{folder}: {kind}, {sum(s.rows for s in manifest.splits.values()):,} rows"]
+    lines = [f"{folder}: {kind}, {counted(sum(s.rows for s in manifest.splits.values()), 'row')}"]
     lines.append(f"  {'split':<12}{'rows':>15}{'shards':>8}{'label rate':>12}  source rows")
     for name, split in manifest.splits.items():
         rate = f"{split.positives / max(split.rows, 1):.4%}" if manifest.labelled else "-"
@@ -94,16 +101,21 @@ def _share(count: int, rows: int) -> str:
     return f"{count / max(rows, 1):.2%}"
 
 
+def _width(names: Sequence[str]) -> int:
+    """Of a column of names."""
+    return max(8, *(len(name) + 1 for name in names))
+
+
 def _dense(manifest: Manifest, totals: Totals) -> list[str]:
-    lines = [
-        f"  {'dense':<8}{'missing':>9}{'min':>10}{'mean':>10}{'max':>10}   {manifest.provenance.get('transform', '')}"
-    ]
+    width, transform = _width(manifest.features.dense), manifest.provenance.get("transform", "")
+    head = f"  {'dense':<{width}}{'missing':>9}{'min':>10}{'mean':>10}{'max':>10}"
+    lines = [f"{head}   {transform}"]
     missing = manifest.provenance.get("missing", {})
     rows = manifest.provenance.get("rows", totals.rows)
     for f, name in enumerate(manifest.features.dense):
         mean = totals.sums[f] / max(totals.rows, 1)
         gone = _share(missing[name], rows) if name in missing else "-"
-        lines.append(f"  {name:<8}{gone:>9}{totals.low[f]:>10.3f}{mean:>10.3f}{totals.high[f]:>10.3f}")
+        lines.append(f"  {name:<{width}}{gone:>9}{totals.low[f]:>10.3f}{mean:>10.3f}{totals.high[f]:>10.3f}")
     return lines
 
 
@@ -113,32 +125,40 @@ def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
     missing = manifest.provenance.get("missing", {})
     rows = manifest.provenance.get("rows", totals.rows)
     reserved = vocabulary is not None and vocabulary.reserved
-    what = "tokens: id token share" if vocabulary else "ids: id share"
-    lines = [f"  {'sparse':<8}{'ids':>12}{'missing':>9}{'rare':>9}   most frequent {what}"]
+    readable = {f: vocabulary.readable(f) for f in vocabulary.counted} if vocabulary else {}
+    width = _width(manifest.features.sparse)
+    what = "tokens: id token share" if any(readable.values()) else "ids: id share"
+    lines = [f"  {'sparse':<{width}}{'ids':>12}{'missing':>9}{'rare':>9}   most frequent {what}"]
     for f, name in enumerate(manifest.features.sparse):
         gone = _share(missing[name], rows) if name in missing else "-"
         if name in manifest.features.keyed:
-            lines.append(f"  {name:<8}{'keys':>12}{gone:>9}{'-':>9}   64-bit hashes of tokens")
+            lines.append(f"  {name:<{width}}{'keys':>12}{gone:>9}{'-':>9}   64-bit hashes of tokens")
             continue
         counts, every = totals.counts[f][:-1], int(totals.counts[f].sum())  # of a list feature: of its ids
         rare = _share(int(counts[RARE_ID]), every) if reserved and len(counts) > RARE_ID else "-"
-        tokens = vocabulary.texts(f) if vocabulary and f not in vocabulary.hashed else None
+        tokens = vocabulary.texts(f) if vocabulary and readable.get(f) else None
         first = 2 if reserved else 0
         assert MISSING_ID < RARE_ID < 2
         top = first + np.argsort(-counts[first:], kind="stable")[:TOP]
         words = ["" if tokens is None else f" {tokens(i - first)}" for i in top]
         texts = [f"{i}{word} {_share(int(counts[i]), every)}" for i, word in zip(top, words, strict=True)]
-        lines.append(f"  {name:<8}{manifest.cardinalities[f]:>12,}{gone:>9}{rare:>9}   {', '.join(texts)}")
-    return [*lines, f"  {'all':<8}{sum(manifest.cardinalities):>12,}"]
+        lines.append(f"  {name:<{width}}{manifest.cardinalities[f]:>12,}{gone:>9}{rare:>9}   {', '.join(texts)}")
+    lines.append(f"  {'all':<{width}}{sum(manifest.cardinalities):>12,}")
+    if not all(readable.values()):
+        lines.append("  Strings are stored as hashes, so their features show only ids.")
+    return lines
 
 
 def _lists(manifest: Manifest, totals: Totals) -> list[str]:
-    lines = [f"  {'lists':<8}{'pooling':>10}{'ids a row':>11}{'longest':>9}{'allowed':>9}{'empty':>9}"]
+    width = _width(manifest.features.list_names)
+    lines = [f"  {'lists':<{width}}{'pooling':>10}{'ids a row':>11}{'longest':>9}{'allowed':>9}{'empty':>9}"]
     for f, name in enumerate(manifest.features.list_names):
         options = manifest.features.lists[name]
         pooling = "weighted" if options.weighted else options.pooling
         mean, empty = totals.lengths[f] / max(totals.rows, 1), _share(int(totals.empty[f]), totals.rows)
-        lines.append(f"  {name:<8}{pooling:>10}{mean:>11.2f}{totals.longest[f]:>9,}{options.longest:>9,}{empty:>9}")
+        lines.append(
+            f"  {name:<{width}}{pooling:>10}{mean:>11.2f}{totals.longest[f]:>9,}{options.longest:>9,}{empty:>9}"
+        )
     return lines
 
 
@@ -148,11 +168,33 @@ def _provenance(manifest: Manifest) -> list[str]:
         return []
     lines = ["made from"]
     for source in about.get("sources", []):
-        lines.append(
-            f"  {source['name']}: {source['bytes']:,} bytes, {source['rows']:,} rows, sha256 {source['checksum'][:16]}"
-        )
-    lines += [f"  skipped {count:,} rows: {reason}" for reason, count in about.get("skipped", {}).items()]
-    for title in ("vocabulary", "arguments"):
-        facts = dict(about.get(title, {}))
-        lines.append(f"{title}: " + ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None))
+        size = f"{source['bytes']:,} bytes, {counted(source['rows'], 'row')}"
+        lines.append(f"  {source['name']}: {size}, sha256 {source['checksum'][:16]}")
+    lines += [f"  skipped {counted(count, 'row')}: {reason}" for reason, count in about.get("skipped", {}).items()]
+    vocabulary = {k: v for k, v in about.get("vocabulary", {}).items() if k not in ("features", "table")}  # as above
+    return [*lines, "vocabulary", *_facts(vocabulary), "arguments", *_facts(about.get("arguments", {}))]
+
+
+def _facts(facts: Mapping[str, Any]) -> list[str]:
+    """Lines of a name and its value; those of a dictionary below its name. What is empty is left out."""
+    lines = []
+    for name, value in _filled(facts):
+        if isinstance(value, Mapping):
+            lines += [f"  {name}", *(f"    {key} {_text(entry)}" for key, entry in _filled(value))]
+        else:
+            lines.append(f"  {name} {_text(value)}")
     return lines
+
+
+def _filled(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in facts.items() if value not in (None, "", [], {})]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(entry)}" for name, entry in _filled(value))
+    if isinstance(value, list):
+        return ("; " if any(isinstance(entry, list) for entry in value) else ", ").join(map(_text, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) and value.isprintable() and value.strip(" ,") else json.dumps(value)

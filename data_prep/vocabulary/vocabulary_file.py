@@ -231,14 +231,21 @@ class Vocabulary:
         tokens = self.column(feature, "token")
         return lookup_table(tokens, RESERVED_IDS if self.reserved else 0)
 
+    def readable(self, feature: int) -> bool:
+        """Whether the tokens of a feature are kept: those of Criteo and integers are, of strings only hashes."""
+        return "table" not in self.about or self._is_integer(feature)
+
     def texts(self, feature: int) -> Callable[[int], str]:
-        """Tokens of a feature for people: of Criteo and of strings, of which hashes are kept, in hexadecimal."""
+        """Readable tokens of a feature for people: integers in decimal, Criteo's in hexadecimal."""
         tokens = self.column(feature, "token")
-        table = self.about.get("table", {})
-        kinds = {name: kind for name, kind, *_ in (*table.get("categorical", ()), *table.get("lists", ()))}
-        if kinds.get(self.names[feature]) == "integer":
+        if self._is_integer(feature):
             return lambda i: str(tokens.view(np.int64)[i])
         return lambda i: f"{tokens[i]:08x}"
+
+    def _is_integer(self, feature: int) -> bool:
+        table = self.about.get("table", {})
+        types = {name: kind for name, kind, *_ in (*table.get("categorical", ()), *table.get("lists", ()))}
+        return types.get(self.names[feature]) == "integer"
 
     def column(self, feature: int, name: str) -> np.ndarray:
         """``token`` uint32 or ``count`` int64 of one feature, in id order."""

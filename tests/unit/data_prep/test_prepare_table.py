@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import random
+import re
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -143,7 +144,13 @@ def test_every_value_is_the_oracles(tmp_path, capsys):
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "out")]) == 0
     most, count = Counter(row[0] for row in ROWS).most_common(1)[0]
-    assert f" {most} {count / 600:.2%}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f" {most} {count / 600:.2%}" in said
+    item = re.search(r"^  item .*%   (.*)$", said, re.MULTILINE)
+    assert re.fullmatch(r"\d+ [\d.]+%, \d+ [\d.]+%, \d+ [\d.]+%", item[1]), "ids and shares, no hashes"
+    assert said.count("Strings are stored as hashes, so their features show only ids.") == 1
+    assert "\n  schema.categorical\n    user type integer, min_count 0, hash 0\n" in said
+    assert not set("{}'") & set(said)
 
 
 def test_all_kinds_of_files_give_the_same_rows(tmp_path):
