@@ -10,6 +10,7 @@ exchanges are timed at both ends, without the messages between them, and then th
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -64,6 +65,7 @@ def measure(options: CompressionOptions) -> list[CodecCost]:
     codecs, entries, rounds, out = options.codecs, options.entries, options.rounds, options.output
     if out:
         atomic_file.check(out)
+        atomic_file.check_replaceable(out, re.compile(rb'\{\s*"codecs": \['))
     made = {
         text: compress.make(text, compress.CodecOptions(life_span=EXAMPLES, refresh="plain"), entries)
         for text in codecs

@@ -12,6 +12,7 @@ Seconds are CPU time of the thread. Figures are medians over the turns, ratios m
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -98,6 +99,7 @@ def measure(options: TablesOptions) -> list[TableCost]:
     """Print a line for each contender and batch size, and write all of it to ``--output``."""
     if options.output:
         atomic_file.check(options.output)
+        atomic_file.check_replaceable(options.output, re.compile(rb'\[\s*\{\s*"batch": '))
     generator = np.random.default_rng(1)
     ids = zipf(generator, options, max(max(options.batch), EXAMPLES_A_TURN // BATCHES) * BATCHES)
     orders = orders_of(generator, ids, options.rows)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ def measure(
         raise SettingsError(f"--runs must be at least 1, got {runs}")
     if out:
         atomic_file.check(out)
+        atomic_file.check_replaceable(out, re.compile(rb'\{\s*"settings": \{\s*"[^"]*": [^{]'))
     config = config.with_code()
     check_algorithm(config.sync)
     data = read_manifest(Path(config.data.folder))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,6 +70,7 @@ def measure(cases: Sequence[Case], split: str, runs: int, out: Path | None) -> l
         raise SettingsError(f"--case compares by seeds: --runs must be at least 2, got {runs}")
     if out:
         atomic_file.check(out)
+        atomic_file.check_replaceable(out, re.compile(rb'\{\s*"settings": \{\s*"([^"\\]|\\.)*": \{'))
     settings = {case.name: case.config.flat() for case in cases}
     known = earlier(out, cases, split) if out and out.exists() else []
     results: list[dict[str, Any]] = []

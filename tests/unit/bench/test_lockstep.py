@@ -9,11 +9,13 @@ from datasets import make_lists_dataset
 from ranks import ssmpi
 from runs import train_over_threads, write_run_file
 
+from ssmpi.bench import compression, tables
 from ssmpi.bench.lockstep import lockstep as lockstep_command
 from ssmpi.bench.lockstep import paired
 from ssmpi.bench.lockstep.rounds import LockstepRounds
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
-from ssmpi.core.errors import SettingsError
+from ssmpi.bench.options import CompressionOptions, TablesOptions
+from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.model.optim import ReplicaOptimizer
 from ssmpi.model.replica import ThreadModel
 from ssmpi.sync import Options
@@ -329,10 +331,10 @@ def test_seeds_begin_with_the_given_one(monkeypatch, tmp_path, small_data, capsy
     for module in (lockstep_command, paired):
         monkeypatch.setattr(module, "one", one)
     config, given = write_run_file(tmp_path, small_data), Lockstep(1.0, 0, 7, 7, 7, 0)
-    lockstep_command.measure(config, given, ["dense", "embedding", "order"], 2, None)
+    lockstep_command.measure(config, given, ["dense", "embedding", "order"], 2, tmp_path / "seeds.json")
     assert seen == [(7, 7, 7, 0), (8, 8, 8, 0)]
     seen.clear()
-    lockstep_command.measure(config, given, ["interleaving"], 2, None)
+    lockstep_command.measure(config, given, ["interleaving"], 2, tmp_path / "seeds.json")
     assert seen == [(7, 7, 7, 1), (7, 7, 7, 2)]
     seen.clear()
     paired.measure(paired.cases_of(["gap=2"], lambda words: config, given), "test", 2, None)
@@ -344,3 +346,21 @@ def test_the_command_names_the_seeds_that_there_are(tmp_path, small_data):
     done = lockstep(tmp_path, small_data, "--vary=rows")
     assert done.code == 2
     assert "--vary takes dense, embedding, order, interleaving, got 'rows'" in done.err
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda out: compression.measure(CompressionOptions(output=out)),
+        lambda out: tables.measure(TablesOptions(output=out)),
+        lambda out: lockstep_command.measure(None, Lockstep(), [], 1, out),
+        lambda out: paired.measure([], "test", 2, out),
+    ],
+)
+@pytest.mark.parametrize("content", ["[data]\n", '{"status": "complete"}\n'])
+def test_results_replace_no_other_file(measure, content, tmp_path):
+    out = tmp_path / "run.toml"
+    out.write_text(content)
+    with pytest.raises(UserError, match=r"run\.toml: is there, and not an earlier output of this command"):
+        measure(out)
+    assert out.read_text() == content

@@ -333,10 +333,12 @@ def test_no_threshold_is_searched_for_where_all_but_few_entries_are_zero(others,
 
 def test_what_codecs_cost_is_printed(tmp_path, capsys):
     """A line each, with what their payloads say."""
+    out = tmp_path / "costs.json"
+    out.write_text(json.dumps({"codecs": []}, indent=1))  # of an earlier one, and replaced
     found = compression.measure(
-        CompressionOptions(codecs=("dense", "threshold:0.99"), entries=20_000, rounds=3, out=tmp_path / "costs.json")
+        CompressionOptions(codecs=("dense", "threshold:0.99"), entries=20_000, rounds=3, output=out)
     )
-    written = json.loads((tmp_path / "costs.json").read_text())
+    written = json.loads(out.read_text())
     assert [cost["codec"] for cost in written["codecs"]] == ["dense", "threshold:0.99"]
     assert found[0].bytes_an_entry == (24 + 80_000) / 20_000
     assert 0.008 < found[1].density < 0.012
