@@ -169,7 +169,7 @@ def raise_bad_id(ids: Ids, position: int, placement: Placement) -> None:
     flat = ids.ids if isinstance(ids, Bags) else np.asarray(ids).reshape(-1)
     row, feature = divmod(bag, len(placement.cardinalities))
     raise TrainingError(
-        f"id {flat[position]} of feature C{feature + 1} (row {row} of its batch) is beyond its table of "
+        f"id {flat[position]} of feature {placement.names[feature]} (row {row} of its batch) is beyond its table of "
         f"{placement.cardinalities[feature]} rows: the shard does not belong to this vocabulary; run "
         "'ssmpi-prepare verify' on the data folder"
     )

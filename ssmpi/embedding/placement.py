@@ -46,13 +46,15 @@ class Part:
 @dataclass(frozen=True)
 class Placement:
     """All parts of all tables. ``cardinalities`` are the rows of each table, of those in ``dynamic``, the keyed ones,
-    with room for the most keys; ``lengths`` how many of them an example looks up on average.
+    with room for the most keys; ``lengths`` how many of them an example looks up on average; ``names`` those of their
+    features.
     """
 
     cardinalities: tuple[int, ...]
     servers: int
     parts: tuple[Part, ...]
     lengths: tuple[float, ...]
+    names: tuple[str, ...]
     dynamic: Mapping[int, KeyOptions] = field(default_factory=dict, hash=False)
 
     @property
@@ -175,9 +177,11 @@ def place(
     lengths: Sequence[float] = (),
 ) -> Placement:
     """Spread tables of these sizes over ``servers`` embedding PSs; TopologyError if one would hold more rows than it
-    can number. Tables of size 0 are keyed, as ``dynamic`` says of features with these ``names``; SettingsError if one
-    is there without the other. ``lengths``: lookups of each table per example, one if not given.
+    can number. Tables of size 0 are keyed, as ``dynamic`` says of features with these ``names``, C1, C2 ... if not
+    given; SettingsError if one is there without the other. ``lengths``: lookups of each table per example, one if not
+    given.
     """
+    names = names or [f"C{table + 1}" for table in range(len(sizes))]
     keyed = keyed_tables(sizes, dynamic, names)
     cardinalities = [rows or servers * keyed[table].rows(servers) for table, rows in enumerate(sizes)]
     lengths = tuple(lengths or [1.0] * len(sizes))
@@ -195,4 +199,4 @@ def place(
             f"one embedding PS would hold {max(arena):,} rows, more than the {LARGEST_ARENA:,} it can address: set "
             f"topology.embedding_ps = {math.ceil(total / LARGEST_ARENA * 1.1)} or more"
         )
-    return Placement(tuple(cardinalities), servers, tuple(parts), lengths, keyed)
+    return Placement(tuple(cardinalities), servers, tuple(parts), lengths, tuple(names), keyed)

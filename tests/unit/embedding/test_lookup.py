@@ -47,9 +47,9 @@ class SomeMapped:
         push_to(self.arenas, lookup, gradients, factor)
 
 
-def placed(options, mapped_ones=(0, 1)):
+def placed(options, mapped_ones=(0, 1), names=()):
     """Lookups over two PSs, and their arenas."""
-    placement = place(CARDINALITIES, 2)
+    placement = place(CARDINALITIES, 2, names=names)
     arenas = [Arena(options, placement, server, seed=3) for server in range(2)]
     return Lookups(SomeMapped(arenas, mapped_ones), placement, options, thread=0), arenas
 
@@ -139,11 +139,11 @@ def test_a_prefetched_row_is_as_old_as_its_request():
 
 
 def test_a_bad_id_is_named_and_leaves_the_lookups_usable():
-    lookups, arenas = placed(OPTIONS["sgd"])
+    lookups, arenas = placed(OPTIONS["sgd"], names=[f"name {table}" for table in range(len(CARDINALITIES))])
     ids = ids_of(np.random.default_rng(6))
     wrong = ids.copy()
     wrong[4, 1] = 7
-    with pytest.raises(TrainingError, match=r"id 7 of feature C2 \(row 4"):
+    with pytest.raises(TrainingError, match=r"id 7 of feature name 1 \(row 4"):
         lookups.ask(wrong)
     np.testing.assert_array_equal(lookups.pull(ids).values[:, 1], whole_table(arenas, 1)[ids[:, 1]])
 
