@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ssmpi.core.words import counted
 from ssmpi.files.log import shape, terminal
 from ssmpi.model.estimates import DENSITY, WANTED
 
@@ -43,15 +44,17 @@ def describe(metrics: dict[str, float]) -> str:
         if name.startswith(DENSITY)
     )
     by_group = f", GAUC {metrics['gauc']:.5f} (of {metrics['gauc_share']:.1%} of the rows)" if "gauc" in metrics else ""
+    why = f"; {reason}" if (reason := why_undefined(metrics)) else ""
     return (
         f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f}"
         f" (+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration"
-        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows{by_group}{passed}{_why_nan(metrics)}"
+        f" {metrics['calibration']:.4f}, {counted(int(metrics['rows']), 'row')}{by_group}{passed}{why}"
     )
 
 
-def _why_nan(metrics: Mapping[str, float]) -> str:
-    """Why NE and AUC are NaN although the log-loss is a number; empty if they are not."""
-    if math.isnan(metrics["log_loss"]) or not math.isnan(metrics["ne"]):
+def why_undefined(metrics: Mapping[str, float | None]) -> str:
+    """Why NE and AUC are not numbers, NaN or in a file null, although the log-loss is one; else empty."""
+    log_loss, ne = metrics.get("log_loss"), metrics.get("ne")
+    if log_loss is None or math.isnan(log_loss) or not (ne is None or math.isnan(ne)):
         return ""
-    return "; all labels of these rows are equal, so NE and AUC are not defined: score rows with both labels"
+    return "all labels of these rows are equal, so NE and AUC are not defined: score rows with both labels"

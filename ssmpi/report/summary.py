@@ -14,7 +14,7 @@ from ssmpi.files import result_marker
 from ssmpi.files.result_marker import COMPLETE
 from ssmpi.files.run_files import RESULT_NAME
 from ssmpi.metrics import progressive
-from ssmpi.metrics.display import keys_of
+from ssmpi.metrics.display import keys_of, why_undefined
 from ssmpi.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER
 from ssmpi.report.reader import read, read_json
 from ssmpi.report.record import FINAL_SPLITS, Record
@@ -78,9 +78,14 @@ def _scores(record: Record, baseline: Path | None, teacher: Path | None, *, both
         _check_rows(teacher, split, ceiling.get("rows"), split, metrics)
         rows.append(("teacher (the ceiling)", ceiling))
     width = max(len(name) for name, _ in rows)
-    lines = [f"{split}: {metrics.get('rows', 0):,.0f} rows", f"{'':{width}}  " + "".join(f"{c:>10}" for c in COLUMNS)]
+    lines = [
+        f"{split}: {counted(round(metrics.get('rows', 0)), 'row')}",
+        f"{'':{width}}  " + "".join(f"{c:>10}" for c in COLUMNS),
+    ]
     for name, found in rows:
         lines.append(f"{name:{width}}  " + "".join(_cell(found.get(column)) for column in COLUMNS))
+    if reason := why_undefined(metrics):
+        lines.append(reason)
     return lines
 
 

@@ -122,6 +122,13 @@ def test_how_it_ended_and_how_fast_is_in_it(tmp_path):
 def test_a_metric_that_is_missing_is_a_dash(tmp_path):
     text = report.table(run_folder(tmp_path, evaluations={"test": {"last": {**QUALITY, "auc": None}}}), None, None)
     assert " - " in text
+    assert "labels" not in text
+
+
+def test_equal_labels_are_the_reason_for_scores_that_are_not_defined(tmp_path):
+    equal = {**QUALITY, "log_loss": 0.25, "ne": None, "auc": None}
+    text = report.table(run_folder(tmp_path, evaluations={"test": {"last": equal}}), None, None)
+    assert "\nall labels of these rows are equal, so NE and AUC are not defined: score rows with both labels\n" in text
 
 
 def test_what_was_sent_is_in_it(tmp_path):
