@@ -33,6 +33,7 @@ from data_prep.vocabulary.fit import fit_vocabulary, training_rows, unfitted_voc
 from data_prep.vocabulary.scan import FIT, SCAN, ScanResult, every_row, scan
 from data_prep.vocabulary.vocabulary_file import Vocabulary, described, read_vocabulary
 from ssmpi.core.errors import DataError
+from ssmpi.core.words import counted
 from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, Manifest, read_manifest, write_manifest
 
 
@@ -221,6 +222,6 @@ def _report(job: Preparation, rows: int, seconds: float) -> None:
     rate = rows / seconds / job.ranks.size
     say(
         job.ranks,
-        f"{rows:,} rows in {seconds:.1f} s, {rate / 1e6:.2f} M rows/s per rank; "
+        f"{counted(rows, 'row')} in {seconds:.1f} s, {rate / 1e6:.2f} M rows/s per rank; "
         f"peak memory of a rank {gigabytes(max(peaks))}",
     )

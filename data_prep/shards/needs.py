@@ -27,7 +27,7 @@ def announce(job: Preparation) -> bool:
     kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
     size = gigabytes(sum(source.size for source in job.sources))
     files, ranks = counted(len(job.sources), "raw file"), counted(job.ranks.size, "rank")
-    print(f"{files}, {size}, about {rows:,} rows, {kind}, {ranks}")
+    print(f"{files}, {size}, about {counted(rows, 'row')}, {kind}, {ranks}")
     output, temporary = _disk_need(job, rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows * job.counting)
     kept = job.format.kept_bytes() if job.awaits else 0
     keeps = 0 < kept <= _room(options.output)[0] - output - temporary
@@ -99,7 +99,8 @@ def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabular
     output, temporary = _disk_need(job, rows, 27 * tokens, packed_bytes, listed)
     free = _check_space(job.options.output, output + temporary + _used_bytes(job.kept))
     print(
-        f"{rows:,} rows, {tokens:,} ids; disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
+        f"{counted(rows, 'row')}, {tokens:,} ids; "
+        f"disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
         flush=True,
     )
 

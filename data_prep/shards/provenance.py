@@ -135,5 +135,5 @@ def skipped_lines(job: Preparation, records: Sequence[PieceRecord]) -> list[str]
     for reason, count in skipped_rows(records).items():
         first = next(r for r in records if reason in r.skipped)
         place = job.format.place(job.sources[first.source], first.skipped[reason][1])
-        lines.append(f"skipped {count:,} rows: {reason}; the first is {place}")
+        lines.append(f"skipped {counted(count, 'row')}: {reason}; the first is {place}")
     return lines

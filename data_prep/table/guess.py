@@ -24,6 +24,7 @@ from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
 from data_prep.table.schema import BRACKETS, LINE, UNQUOTED, quoted, some
 from data_prep.table.text_values import MOMENT, lists_in_brackets, times_of
 from ssmpi.core.errors import DataError
+from ssmpi.core.words import counted
 
 SEPARATORS = "\t,;|\x01"  # the last one is Hive's
 TIMES = ("time", "timestamp", "datetime", "date", "ts")
@@ -94,7 +95,7 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> tuple[str, list[str]
             kind, line = _partition(name, {source.partition.get(name, "") for source in sources})
             found[kind].append(line)
     whole = sample.whole and len(sources) == 1
-    which = f"{'all' if whole else 'the first'} {rows.num_rows:,} rows of {source.name}"
+    which = f"{'all' if whole else 'the first'} {counted(rows.num_rows, 'row')} of {source.name}"
     lines = [f"# Guessed from {which}: look at every line.", *label.lines]
     dates, known = _dates(rows[time]) if time else ([], False)
     split = _split(time or "", dates, whole=whole, known=known and sure)

@@ -96,8 +96,8 @@ class NodeLayout:
         """The host of each rank, given the nodes' names."""
         if len(names) < self.count:
             raise TopologyError(
-                f"the job is laid out for {self.count} nodes, but there are {len(names)} ({' '.join(names)}): ask for "
-                f"--nodes={self.count}, or let 'ssmpi submit' do that"
+                f"the job is laid out for {counted(self.count, 'node')}, but there are {len(names)} "
+                f"({' '.join(names)}): ask for --nodes={self.count}, or let 'ssmpi submit' do that"
             )
         return [names[node] for node in self.nodes]
 
@@ -147,10 +147,11 @@ def _check(layout: NodeLayout, site: Site) -> None:
     """Raise TopologyError if the ranks do not fit."""
     available, spare = site.nodes, site.placement.spare_hosts
     if available is not None and layout.count + spare > available:
+        trainers = counted(site.placement.trainers_per_node, "trainer")
+        nodes = f"{layout.count} + {spare} spare nodes" if spare else counted(layout.count, "node")
         raise TopologyError(
-            f"{layout.count}{f' + {spare} spare' if spare else ''} nodes needed ({layout.topology.arithmetic()}, "
-            f"{site.placement.trainers_per_node} trainers a node, servers {site.placement.servers}), the site has "
-            f"{available}: raise placement.trainers_per_node, or lower topology.trainers"
+            f"{nodes} needed ({layout.topology.arithmetic()}, {trainers} a node, servers {site.placement.servers}), "
+            f"the site has {available}: raise placement.trainers_per_node, or lower topology.trainers"
         )
     for node in range(layout.count):
         need, names = layout.need_of(node), layout.topology.names_of(layout.ranks_on(node))

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.row_layout import RowLayout
+from ssmpi.core.words import counted
 from ssmpi.model.operator_checks import check_fields, check_input, check_names
 from ssmpi.model.operators import (
     Concat,
@@ -180,7 +181,7 @@ class Network:
             if isinstance(operator, Linear) and operator.activation != "none":
                 kind += f" + {operator.activation}"
             sources = ", ".join(f"{name} ({self.widths[name]})" for name in operator.inputs)
-            costs = f"{floats_in(form.parameters):,} parameters, {form.products:,} products"
+            costs = f"{counted(floats_in(form.parameters), 'parameter')}, {counted(form.products, 'product')}"
             lines.append(f"{operator.name} ({form.width}) = {kind} of {sources}: {costs}")
         return lines
 

@@ -57,7 +57,7 @@ def examine() -> int:
     for problem in problems:
         print(f"  problem: {problem}")
     well = "it works, but see above" if any(lines for _, lines in remarks) else "all is well"
-    print(f"{len(problems)} problem(s)" if problems else well)
+    print(counted(len(problems), "problem") if problems else well)
     return 1 if problems else 0
 
 
@@ -117,9 +117,9 @@ def thread_plan(bound: list[list[int]]) -> list[str]:
     cores = len(set().union(*bound))
     places = Counter(tuple(own) for own in bound)
     return [
-        *(f"{ranks} rank(s) of this host: on cores {', '.join(map(str, own))}" for own, ranks in places.items()),
-        f"thread plan: {cores} worker threads (trainers x topology.threads), each with 1 thread inside operators. A "
-        "shadow thread,",
+        *(f"{counted(n, 'rank')} of this host: on cores {', '.join(map(str, own))}" for own, n in places.items()),
+        f"thread plan: {counted(cores, 'worker thread')} (trainers x topology.threads), each with 1 thread inside "
+        "operators. A shadow thread,",
         "a sync PS and an embedding PS that is asked by messages want a core each; without one they share, and shadow "
         "threads rest",
     ]
@@ -130,7 +130,8 @@ def over_subscribed(bound: list[list[int]]) -> str:
     cores = len(set().union(*bound))
     if len(bound) <= cores:
         return ""
-    return f"over-subscribed: {len(bound)} ranks on {cores} core(s). They share; expect EPS of {cores} core(s), no more"
+    shared = counted(cores, "core")
+    return f"over-subscribed: {len(bound)} ranks on {shared}. They share; expect EPS of {shared}, no more"
 
 
 def dense_step() -> str:

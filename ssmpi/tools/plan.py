@@ -74,7 +74,7 @@ def ranks(config: Config) -> str:
     for role, count in topology.counts.items():
         if count:
             span = topology.ranks_of(role)
-            threads = f", {topology.threads} worker threads each" if role is Role.TRAINER else ""
+            threads = f", {counted(topology.threads, 'worker thread')} each" if role is Role.TRAINER else ""
             last = f"to {span.stop - 1:<4}" if count > 1 else " " * 7
             lines.append(f"  {span.start:>4} {last} {role}{threads}")
     return "\n".join(lines)
@@ -84,7 +84,7 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
     """The tables of each embedding PS, with memory and expected lookups."""
     row = config.rows.row_bytes
     lines = [
-        f"embedding tables: {sum(placement.cardinalities):,} rows x {_floats(config.rows.layout)}, "
+        f"embedding tables: {counted(sum(placement.cardinalities), 'row')} x {_floats(config.rows.layout)}, "
         f"{in_units(sum(placement.cardinalities) * row)} with {config.embedding.optimizer} state"
     ]
     for server in range(placement.servers):
@@ -131,7 +131,8 @@ def _floats(layout: RowLayout) -> str:
 def network(config: Config, *, known: bool = True) -> str:
     """The dense network, an operator a line; widths are floats per example."""
     found = config.network
-    head = f"network: {config.model.name}, {found.parameters:,} parameters ({in_units(4 * found.parameters)})"
+    parameters = counted(found.parameters, "parameter")
+    head = f"network: {config.model.name}, {parameters} ({in_units(4 * found.parameters)})"
     lines = [*found.describe(), *top_k.describe(found)]
     assumed = f"  over {found.inputs.dense} dense features as in Criteo's rows: the data is not prepared yet"
     return "\n".join([head, *([] if known else [assumed]), *(f"  {line}" for line in lines)])

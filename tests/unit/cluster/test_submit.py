@@ -426,7 +426,7 @@ def test_spare_hosts_are_asked_for_and_the_job_outlives_a_node(run_file, capsys)
         text.replace("[placement]", "[placement]\nspare_hosts = 2").replace("[node]", f"[node]\ncount = {count}")
     )
     assert command("submit", run_file, *TOPOLOGY, "--site", "site.toml", "--dry-run") == 2
-    assert f"5 + 2 spare nodes needed (4 trainer + 3 embedding_ps + 2 sync_ps, 1 trainers a node, servers packed), the site has {count}" in capsys.readouterr().err  # fmt: skip  # noqa: E501
+    assert f"5 + 2 spare nodes needed (4 trainer + 3 embedding_ps + 2 sync_ps, 1 trainer a node, servers packed), the site has {count}" in capsys.readouterr().err  # fmt: skip  # noqa: E501
 
 
 def test_submit_without_slurm_removes_its_session_folder(run_file, monkeypatch):

@@ -115,7 +115,7 @@ def test_hash_gives_keys_to_all_categorical_columns_of_a_schema_as_it_is(tmp_pat
     said = capsys.readouterr().out
     assert f"--hash: min_count of item in {tmp_path / 'b.toml'} is not used: embedding.dynamic.admit_after" in said
     assert f"--hash: hash of shop in {tmp_path / 'b.toml'} is not used: they get keys" in said
-    assert "skipped 1 rows: value of user; the first is" in said
+    assert "skipped 1 row: value of user; the first is" in said
     assert content(tmp_path / "out") == content(tmp_path / "b")
     assert read_manifest(tmp_path / "b").features.keyed == ("user", "item", "shop")
     rows = [row for i, row in enumerate(ROWS) if i != 300]

@@ -181,8 +181,8 @@ def test_bad_weights_are_left_out_and_named(tmp_path, capsys):
     texts.insert(200, ["a||d", "1|2|x", "", "", "", "0", "0"])
     assert prepare(tmp_path, write_csv(tmp_path / "a.csv", texts), COLUMNS, *SMALL, "--on-bad-row", "skip") == 0
     said = capsys.readouterr().out
-    assert f"skipped 1 rows: number of scores; the first is {tmp_path / 'a.csv'}:102" in said
-    assert f"skipped 1 rows: value of scores; the first is {tmp_path / 'a.csv'}:202" in said
+    assert f"skipped 1 row: number of scores; the first is {tmp_path / 'a.csv'}:102" in said
+    assert f"skipped 1 row: value of scores; the first is {tmp_path / 'a.csv'}:202" in said
     check(tmp_path / "out")
 
 

@@ -207,8 +207,8 @@ def test_bad_lists_are_left_out_and_named(tmp_path, capsys):
     capsys.readouterr()
     assert prepare(tmp_path, tmp_path / "bad.csv", COLUMNS, *SMALL, "--on-bad-row", "skip") == 0
     said = capsys.readouterr().out
-    assert f"skipped 1 rows: length of genres; the first is {tmp_path / 'bad.csv'}:102" in said
-    assert f"skipped 1 rows: value of tags; the first is {tmp_path / 'bad.csv'}:202" in said
+    assert f"skipped 1 row: length of genres; the first is {tmp_path / 'bad.csv'}:102" in said
+    assert f"skipped 1 row: value of tags; the first is {tmp_path / 'bad.csv'}:202" in said
     found, good = load(tmp_path / "out"), load(tmp_path / "good")
     assert {split: sorted(rows) for split, rows in found.items()} == {
         split: sorted(rows) for split, rows in good.items()

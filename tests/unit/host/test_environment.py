@@ -132,7 +132,7 @@ def test_doctor_finds_the_problems_of_every_rank(bare, capsys):
     bare.setattr(doctor, "advice", lambda *_, **__: ["  advice"])
     bare.setattr(doctor, "self_test", lambda _: [])
     assert doctor.examine() == 1
-    assert "problem: rank 1 (host h2): wrong sums\n1 problem(s)" in capsys.readouterr().out
+    assert "problem: rank 1 (host h2): wrong sums\n1 problem\n" in capsys.readouterr().out
 
 
 def test_doctor_says_that_a_rank_is_bound(bare):
@@ -209,15 +209,15 @@ def test_doctor_says_how_the_dense_step_is_computed(bare):
 
 def test_doctor_counts_ranks_by_their_cores():
     lines = thread_plan([[0, 1], [0, 1], [2]])
-    assert lines[0] == "2 rank(s) of this host: on cores 0, 1"
-    assert lines[1] == "1 rank(s) of this host: on cores 2"
+    assert lines[0] == "2 ranks of this host: on cores 0, 1"
+    assert lines[1] == "1 rank of this host: on cores 2"
     assert lines[2].startswith("thread plan: 3 worker threads")
 
 
 def test_doctor_counts_the_cores_of_all_ranks_of_a_host():
     """mpirun binds each of two ranks to a core of its own."""
     assert not over_subscribed([[0], [1]])
-    assert over_subscribed([[0, 1], [0, 1], [1]]).startswith("over-subscribed: 3 ranks on 2 core(s).")
+    assert over_subscribed([[0, 1], [0, 1], [1]]).startswith("over-subscribed: 3 ranks on 2 cores.")
 
 
 @pytest.mark.parametrize(
