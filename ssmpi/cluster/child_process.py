@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from ssmpi.comm import failure
 from ssmpi.core.errors import UserError
 
 Output = int | IO[str] | None
@@ -42,6 +44,8 @@ def start(
             preexec_fn=end_with_parent,
         )  # fmt: skip
     except OSError as error:
+        if error.errno == errno.EAGAIN:
+            raise UserError(f"{line[0]}: cannot be started: {failure.out_of_threads()}") from None
         raise UserError(
             f"{line[0]}: cannot be started ({error.strerror}): reinstall it, or put a working one before it on PATH"
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,5 +30,14 @@ def start_background(name: str, body: Callable[[*Arguments], T], *arguments: *Ar
 
 
 def run_with_timeout(seconds: float, *bodies: Callable[[], object]) -> None:
-    """Run all ``bodies`` concurrently and wait for them at most ``seconds``; late ones continue in the background."""
-    concurrent.futures.wait([start_background("start_background", body) for body in bodies], seconds)
+    """Run all ``bodies`` concurrently and wait for them at most ``seconds``; late ones continue in the background. What
+    they raise is lost.
+    """
+    running = []
+    for body in bodies:
+        try:
+            running.append(start_background("start_background", body))
+        except RuntimeError:  # there may be no more threads, which is what is to be reported
+            with contextlib.suppress(Exception):
+                body()
+    concurrent.futures.wait(running, seconds)

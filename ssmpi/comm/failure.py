@@ -13,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import select
 import signal
 import socket
@@ -57,6 +58,8 @@ NO_WAY = (
     errno.ELOOP,
 )
 
+NO_THREAD = "can't start new thread"  # Python's RuntimeError says so
+
 NAMESPACE = Path("/proc/self/ns/pid")  # process numbers mean something only within one of these
 
 
@@ -86,12 +89,29 @@ def cause(error: BaseException) -> str:
         return f"{error}: fix the path or its permissions, or choose another folder"
     if isinstance(error, OSError) and error.errno == errno.EIO:
         return f"{error}: the disk fails; look at the system's log, or choose another folder"
+    if is_out_of_threads(error):
+        return out_of_threads()
     if place := user_code.place_of(error):
         return f"{place}: {type(error).__name__}: {error}; this is your own code: correct it, and start again"
     text = "".join(traceback.format_exception(error)).rstrip()
     if isinstance(error, MemoryError):
         return f"{OUT_OF_MEMORY}\n{text}\nStart again with more embedding_ps, fewer threads or more memory per rank"
     return f"{type(error).__name__}: {error}\n{text}\nThis is not expected: please report it with this log"
+
+
+def is_out_of_threads(error: BaseException) -> bool:
+    """Whether the system refused to start a thread."""
+    return isinstance(error, RuntimeError) and str(error) == NO_THREAD
+
+
+def out_of_threads() -> str:
+    """Why the system starts no more processes or threads, and the remedy."""
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    return (
+        "the system starts no more processes or threads for this user (ulimit -u is"
+        f" {'unlimited' if limit == resource.RLIM_INFINITY else limit}; a container or a batch job may have a lower"
+        " limit of its own, pids.max): raise the limit, or use fewer ranks or topology.threads on this host"
+    )
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -101,7 +121,8 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, PeerError | MemoryError):
         return LOST
     in_the_way = isinstance(error, OSError) and error.errno in (*NO_ROOM, *NO_WAY, errno.EIO)
-    return 2 if in_the_way or isinstance(error, UserError) or user_code.place_of(error) else 1
+    fixable = isinstance(error, UserError) or is_out_of_threads(error) or user_code.place_of(error)
+    return 2 if in_the_way or fixable else 1
 
 
 @contextlib.contextmanager
@@ -143,7 +164,8 @@ def start_exit_watchdog(code: int) -> None:
     """Make this process exit within ENDING_SECONDS, whatever its threads, including this one, are waiting for."""
     timer = threading.Timer(ENDING_SECONDS, os._exit, (code,))
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # there may be no more threads
+        timer.start()
     signal.setitimer(signal.ITIMER_REAL, ENDING_SECONDS + 1)  # if a thread does not release the GIL
 
 

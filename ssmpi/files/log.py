@@ -43,6 +43,8 @@ class RankFile(logging.Handler):
         try:
             text = f"{self.format(record)}\n".encode(errors="backslashreplace")
             self.behind.do(partial(self._append, text))
+        except RuntimeError:  # no thread can be started: the rank ends with one message
+            raise
         except Exception:  # as every handler of logging's
             self.handleError(record)
 

@@ -1,6 +1,7 @@
 """What ``ssmpi launch`` gives its launcher."""
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ssmpi.bench.harness import jobs
-from ssmpi.cluster import hosts, launch, stop_signals
+from ssmpi.cluster import child_process, hosts, launch, stop_signals
 from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.site import Launcher, Node, Site
 from ssmpi.cluster.stop_signals import STOP_SIGNALS, StopSignals
@@ -151,6 +152,15 @@ def awaited(path):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return path.read_text().strip()
+
+
+def test_a_system_without_room_for_another_process_is_no_broken_mpirun(monkeypatch):
+    def refuse(*words, **options):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(UserError, match=r"^mpirun: cannot be started: .*ulimit -u"):
+        child_process.start(["mpirun"])
 
 
 @pytest.mark.parametrize("mpirun", ["", "#!/nowhere/interpreter\n"])

@@ -1,6 +1,7 @@
 """A failure on one thread ends the job with one message that names who, where, why and what to do."""
 
 import errno
+import logging
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from ssmpi.comm import failure, signals
 from ssmpi.comm.failure import HostFlags, Watch, exit_code_of, guard, message, start
 from ssmpi.core import user_code
 from ssmpi.core.errors import LOST, DataError
+from ssmpi.files.log import RankFile
 
 
 class Here:
@@ -129,6 +131,41 @@ def test_what_the_system_refuses_comes_with_a_remedy(number, remedy):
 def test_too_little_memory_comes_with_a_remedy():
     assert "more embedding_ps" in message(Here(), "main", MemoryError())
     assert exit_code_of(MemoryError()) == LOST  # a restart may find more of it
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    """Starting a thread fails, as beyond ``ulimit -u``."""
+
+    def refuse(*words):
+        raise RuntimeError(failure.NO_THREAD)
+
+    monkeypatch.setattr(threading, "_start_new_thread", refuse)
+
+
+def test_too_few_threads_come_with_a_remedy(no_threads):
+    place = Here()
+    with guard(place, "main"):
+        start(place, "worker 0", list)
+    assert "ulimit -u" in place.words[0]
+    assert "topology.threads" in place.words[0]
+    assert "Traceback" not in place.words[0]
+    assert place.codes == [2]
+
+
+def test_a_log_without_a_thread_ends_its_rank(no_threads, tmp_path):
+    line = logging.LogRecord("ssmpi", logging.INFO, __file__, 1, "training starts", None, None)
+    with pytest.raises(RuntimeError, match=failure.NO_THREAD):
+        RankFile(tmp_path / "trainer-0.log").emit(line)
+
+
+def test_a_job_without_another_thread_says_why_it_ends(no_threads, monkeypatch, capsys):
+    timers = []
+    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: timers.append(seconds))
+    failure.start_exit_watchdog(2)
+    assert timers
+    assert failure.report_fatal_error(RuntimeError(failure.NO_THREAD)) == 2
+    assert "ulimit -u" in capsys.readouterr().err
 
 
 def test_an_agreed_exit_of_the_main_thread_passes_the_guard():
