@@ -17,7 +17,7 @@ from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.position import Position
 from ssmpi.files.log import log
 from ssmpi.files.result_marker import damage, is_finished
-from ssmpi.files.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
+from ssmpi.files.run_files import MODEL, PARENT, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.files.writable import check_writable
 from ssmpi.recovery.start import ResumePlan, Supervised
 from ssmpi.recovery.state import RecoveryState
@@ -50,7 +50,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
     config = composed(config, reader.manifest.features)
-    begins = not request.run or not is_run_folder(run)
+    begins, anew = not request.run or not is_run_folder(run), killed_before_its_record(request, run)
     parent = continued.parent_of(config, reader.manifest) if begins else None
     config = continued.with_room(config, parent.folder, Path(parent.run)) if parent else config
     rows = sum(config.placement(reader.manifest).cardinalities) * config.rows.row_bytes
@@ -59,9 +59,9 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     if begins:
         if request.checkpoint not in (None, WHOLE):
             raise SettingsError(f"{run}: holds no run, so there is no {request.checkpoint}; leave --checkpoint out")
-        run_folder.check_overwrite(run, request.overwrite, request.run_file)
+        run_folder.check_overwrite(run, request.overwrite or anew, request.run_file)
         hold(run, held, supervised)
-        run_folder.make(run, config, request.overwrite, request.run_file)
+        run_folder.make(run, config, request.overwrite or anew, request.run_file)
         if parent:
             parent.record(run)
         return ResumePlan(config, replaced=before, parent=parent)
@@ -78,6 +78,14 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     parent = continued.resumed(run, config, reader.manifest, begun=begun, asked=asked)
     config = continued.with_room(config, found[0], run) if found and not (again or left) else config
     return ResumePlan(config, tuple(found), resumed=True, again=again, left=left, parent=None if found else parent)
+
+
+def killed_before_its_record(request: RunRequest, run: Path) -> bool:
+    """Whether an earlier start of this launch has made the run folder, and was killed before ``recoveries.json`` named
+    the launch.
+    """
+    restarted = request.supervised is not None and request.supervised.start > request.supervised.first
+    return restarted and run_folder.is_unfinished(run, RUN_FILE, PARENT)
 
 
 def hold(run: Path, held: ExitStack, supervised: Supervised | None) -> None:

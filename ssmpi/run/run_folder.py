@@ -94,11 +94,12 @@ def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None)
     return there
 
 
-def is_unfinished(folder: Path) -> bool:
+def is_unfinished(folder: Path, *more: str) -> bool:
     """Whether all that is there is what ``make`` writes before ``run.toml``, which makes it a run folder: it was
-    killed, or found the disk full. A ``versions.json`` of another program is not ours to replace.
+    killed, or found the disk full. A ``versions.json`` of another program is not ours to replace. ``more`` names files
+    that may be there too.
     """
-    names = {path.name for path in folder.iterdir()} - {*LOCKS}
+    names = {path.name for path in folder.iterdir()} - {*LOCKS, *more} if folder.is_dir() else set()
     if VERSIONS in names and not OUR_VERSIONS.match((folder / VERSIONS).read_bytes()):
         return False
     begun = [name for name in names if re.fullmatch(rf"{VERSIONS}|{atomic_file.temporary(VERSIONS)}", name)]

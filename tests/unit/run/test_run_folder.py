@@ -6,6 +6,7 @@ import contextlib
 import re
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from ssmpi.checkpoint.store import Store
 from ssmpi.core.errors import SettingsError
 from ssmpi.files import run_files
 from ssmpi.recovery import checkpoints
+from ssmpi.recovery.start import Supervised
 from ssmpi.run import resume, run_folder, run_lock
 from ssmpi.run.request import RunRequest
 from ssmpi.tools import export
@@ -177,6 +179,22 @@ def test_a_start_that_was_killed_before_it_had_its_settings_is_repeated(tmp_path
     assert not prepare(again).resumed
     assert set(contents(run)) == {"job.lock", "run.toml", "versions.json"}
     assert prepare(again).resumed
+
+
+def test_a_start_that_was_killed_before_it_was_recorded_is_repeated_by_its_launch(finished, tmp_path, small_data):
+    config = write_run_file(tmp_path, small_data)
+    run, given = Path(config.run.folder), (f"data.folder={small_data}", *SMALL_MODEL, *QUIET)
+    asked = request(tmp_path / "given.toml", *given, f"run.folder={run}")
+    first, second = (replace(asked, supervised=Supervised("launch", start, 0.0)) for start in (1, 2))
+    prepare(first)
+    (run / run_files.PARENT).touch()
+    with pytest.raises(SettingsError, match="holds an earlier run"):  # another launch may not know whose it is
+        prepare(first)
+    assert not prepare(second).resumed
+    assert not (run / run_files.PARENT).exists()
+    shutil.copytree(finished, run, dirs_exist_ok=True)
+    with pytest.raises(SettingsError, match="holds an earlier run"):
+        prepare(second)
 
 
 def test_the_versions_of_another_program_are_not_replaced(tmp_path, small_data):
