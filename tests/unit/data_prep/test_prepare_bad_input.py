@@ -207,7 +207,7 @@ def test_a_path_that_the_terminal_cannot_show_is_shown_in_another_way(tmp_path):
     words = [sys.executable, "-m", "data_prep", "inspect", os.fspath(out)]
     done = subprocess.run(words, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True)
     assert done.returncode == 0, done.stderr
-    assert rb"n\xf6 \udcff: labelled, 1 rows" in done.stdout
+    assert rb"n\xf6 \udcff: labelled, 1 row" in done.stdout
 
 
 @pytest.mark.parametrize(
