@@ -363,7 +363,9 @@ def test_a_bad_id_beside_keys_is_named_with_its_place():
     tables = LocalTables(Arena(options, placement, 0, seed=5))
     lookups = Lookups(tables, placement, options, 0, None, KeyLookup(tables, 2, [0], 0, counts=True))
     plain, keys = np.array([[4], [0], [7], [7]], np.int32), np.array([[9], [8], [0], [9]], np.int64)
-    with pytest.raises(TrainingError, match=r"id 7 of feature C2 \(row 2 of its batch\) is beyond its table of 5 rows"):
+    with pytest.raises(
+        TrainingError, match=r"id 7 of feature shop \(row 2 of its batch\) is beyond its table of 5 rows"
+    ):
         list(lookups.prefetched([Batch(plain, np.empty((4, 0)), np.empty(4), keys)]))
 
 

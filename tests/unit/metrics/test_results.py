@@ -64,7 +64,7 @@ def report_of(traffic):
 
 def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     """A job that goes on from another's numbers, as a checkpoint or a killed start has left them."""
-    first = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=2)
+    first = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1_000)
     one, two = np.arange(len(COUNTED)) + 1.0, 100 * (np.arange(len(COUNTED)) + 1.0)
     first.logbook.gathered(0, report_of(one))
     first.logbook.window()
@@ -73,7 +73,7 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     numbers, _ = first.logbook.state()
     assert numbers["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size  # not what has travelled
     earlier = EarlierResults(EarlierLog(json.loads(json.dumps(numbers)), []), {}, {})
-    second = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1, earlier=earlier)
+    second = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1_000, earlier=earlier)
     second.logbook.gathered(1, report_of(one))
     second.finish(stopped=True)
     found = json.loads((tmp_path / "result.json").read_text())

@@ -16,7 +16,7 @@ from faults import broken_disk, io_error
 
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
-from ssmpi.files.run_files import LOCK_NAME, RUN_FILE, VERSIONS
+from ssmpi.files.run_files import LOCK_NAME, OWN_CODE, RUN_FILE, VERSIONS
 from ssmpi.run import lockfile, run_folder, run_lock
 
 HOLD = """
@@ -108,7 +108,8 @@ def test_overwriting_keeps_the_lock_and_nothing_else(tmp_path, holder, monkeypat
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trainer-0.log").touch()
     monkeypatch.setattr(settings, "dump", lambda _: "new")
-    run_folder.make(tmp_path, SimpleNamespace(model=SimpleNamespace(name="dlrm")), overwrite=True)
+    config = SimpleNamespace(flat=lambda: dict.fromkeys(OWN_CODE, "built_in"))
+    run_folder.make(tmp_path, config, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, RUN_FILE, VERSIONS]
     with pytest.raises(SettingsError, match=f"process {holder.pid}"):
         run_lock.lock(tmp_path)
