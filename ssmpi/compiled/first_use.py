@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 
 from numba.core import event
 
-NOTICE = (
-    "compiling kernels, because they are new on this machine: this takes about a minute on idle cores, and happens once"
-)
-TYPICAL = 100  # kernels of the quickstart's network
+NOTICE = "compiling kernels that are new on this machine: about a minute on idle cores, once for each kind of network"
+TYPICAL = 210  # kernels of the quickstart's network
 
 
 @contextlib.contextmanager
