@@ -53,7 +53,7 @@ class RawSource:
 
     @property
     def _partition_folders(self) -> list[Path]:
-        return [*takewhile(lambda folder: "=" in folder.name[1:], self.path.parents)][::-1]
+        return [*takewhile(lambda folder: "=" in folder.name[1:], self.path.absolute().parents)][::-1]
 
     @property
     def divisible(self) -> bool:

@@ -37,7 +37,9 @@ def expand(given: Sequence[Path]) -> list[Path]:
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
     """Sorted by name, numbers in names by value: part 2 before part 10."""
-    return sorted(paths, key=lambda path: [int(s) if s.isdigit() else s for s in re.split(r"([0-9]+)", str(path))])
+    return sorted(
+        paths, key=lambda path: [int(s) if i % 2 else s for i, s in enumerate(re.split("([0-9]+)", str(path)))]
+    )
 
 
 def _files_of(path: Path) -> list[Path]:

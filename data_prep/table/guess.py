@@ -39,6 +39,7 @@ LEAST_ROWS = 50  # whose values are all different, for row numbers
 RESTARTS = 1 / 200  # at most, of the steps of what counts up
 ATOMIC = re.compile(r"(.+):(token|token_seq|float|float_seq)")  # RecBole's names and types of columns
 IDS = re.compile(r"(^|_)([cgiptu]?id|ad|brand|campaign|cate|category|shop|product|movie|site|app)$|user|item")
+DAY = re.compile(r"\d{4}-?\d\d-?\d\d.*")
 EPOCH_SECONDS = 10**8  # numbers from here on, in 1973, are times of a calendar
 FEW = 64  # integers with fewer values are categories
 EXACT = 2**53  # integers up to here are all of float64
@@ -347,7 +348,13 @@ def _unless_row_numbers(line: str, column: pa.ChunkedArray) -> str:
 def _partition(name: str, values: set[str]) -> tuple[str, str]:
     """As ``_column``, of a column that is in the names of folders."""
     if len(values) > 1:
-        return "categorical", f'{quoted(name)} = {{ type = "string" }}  # {len(values):,} folders {name}=...'
+        line = f'{quoted(name)} = {{ type = "string" }}  # {len(values):,} folders {name}=...'
+        dates = all(DAY.fullmatch(value) for value in values)
+        return (
+            ("unused", f"# {line}, dates that rows to score will not have: left out")
+            if dates
+            else ("categorical", line)
+        )
     return "unused", f"# {quoted(name)}: the same in all folders {name}=..., left out"
 
 

@@ -10,6 +10,7 @@ import pickle
 import random
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
@@ -201,7 +202,7 @@ def test_files_that_a_shell_names_are_read_in_its_order_which_is_told(tmp_path, 
 
 
 @pytest.mark.parametrize("write", [arrow_csv.write_csv, parquet.write_table])
-def test_folders_named_as_values_are_columns(write, tmp_path, capsys):
+def test_folders_named_as_values_are_columns(write, tmp_path, capsys, monkeypatch):
     """The same rows as of one file that has them."""
     days, rows = ["2026-03-02", "2026-03-01", "2026-03-10"], []
     for day in days:
@@ -219,6 +220,11 @@ def test_folders_named_as_values_are_columns(write, tmp_path, capsys):
     same(load(tmp_path / "parts-out"), load(tmp_path / "one-out"))
     names = [source["name"] for source in read_manifest(tmp_path / "parts-out").provenance["sources"]]
     assert names[0] == "day=2026-03-01/shop=__HIVE_DEFAULT_PARTITION__/part-1.x"
+    monkeypatch.chdir(tmp_path / "parts" / "day=2026-03-10" / "shop=a%2Fb")
+    assert sources.open_sources([Path("part-1.x")])[0].partition == {"day": "2026-03-10", "shop": "a/b"}
+    monkeypatch.chdir(tmp_path)
+    assert main(["table", "--guess", "--schema", str(tmp_path / "dates.toml"), "parts"]) == 0
+    assert '# "day" = { type = "string" }  # 3 folders day=..., dates that' in (tmp_path / "dates.toml").read_text()
     (tmp_path / "parts" / "day=2026-03-10").rename(tmp_path / "parts" / "day=later")
     assert prepare(tmp_path, tmp_path / "parts", schema, name="later") == 2
     assert "its folder says day=later, which is no timestamp; rename it\n" in capsys.readouterr().err
