@@ -7,6 +7,7 @@ mpi4py.rc.finalize = False
 
 import contextlib  # noqa: E402
 import gc  # noqa: E402
+import signal  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import hypothesis  # noqa: E402
@@ -24,6 +25,12 @@ hypothesis.settings.register_profile(  # a seed reproduces it; where CI is set, 
     "soak", deadline=None, derandomize=False, database=None, print_blob=True
 )
 hypothesis.settings.load_profile("ssmpi")  # unless pytest --hypothesis-profile asks for the other
+
+# A suite that runs in the background, or under nohup, inherits ignored signals, which its jobs would ignore too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LONGEST = (  # files by how long they take; those that mostly wait and those that mostly compute in turns
     "mpi/test_frozen_starts.py", "mpi/test_exactness.py", "story/test_slurm.py", "unit/run/test_resume.py",

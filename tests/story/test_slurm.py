@@ -273,8 +273,7 @@ def test_srun_that_does_not_fit_the_mpi_is_refused(slurm, place, program):
     )
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(said) == 1, done.stderr
-    assert "srun started 3 ranks but MPI sees 1" in said[0]
-    assert "use srun --mpi=pmix" in said[0]
+    assert 1 <= len(said) <= 3, done.stderr  # each is a job of its own to MPI, and cannot know that another one speaks
+    assert all("srun started 3 ranks but MPI sees 1" in line and "use srun --mpi=pmix" in line for line in said)
     assert not (place / "alone").exists()
     assert not (place / "nowhere").exists()
