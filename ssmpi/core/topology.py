@@ -218,10 +218,6 @@ class Topology:
         """Role and index of each of ``conversation_of``."""
         return Directory(tuple(map(self.role_of, self.conversation_of(name, rank))))
 
-    def worker_threads(self, role: Role) -> int:
-        """Threads of a rank of this role that train; its main thread, or server loop, comes on top."""
-        return 0 if role.traits.serves else self.threads
-
     def name_of(self, rank: int) -> str:
         """A rank's name in messages, for example ``embedding_ps 1``."""
         return name_of(*self.role_of(rank))

@@ -57,7 +57,7 @@ def test_every_place_of_the_grid_has_one_trainer(topology):
 @given(topologies)
 def test_without_groups_every_trainer_has_a_replica_and_reads_batches(topology):
     assert topology.replicas == topology.home_trainers == topology.trainers
-    assert topology.lanes == sum(topology.worker_threads(topology.role_of(rank)[0]) for rank in range(topology.size))
+    assert topology.lanes == topology.threads * topology.trainers
 
 
 @given(grids)
@@ -143,7 +143,6 @@ def test_every_role_is_described_and_every_server_serves():
     for role in Role:
         assert set(role.traits.conversations) <= set(CONVERSATIONS)
         assert not role.traits.serves or role.traits.serves in role.traits.conversations
-        assert Topology(threads=3).worker_threads(role) == (0 if role.traits.serves else 3)
 
 
 @given(topologies)
