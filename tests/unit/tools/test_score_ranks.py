@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssmpi.checkpoint import model_files, saved_network
+from ssmpi.checkpoint import model_files, saved_network, saved_tables
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.core.errors import TopologyError
 from ssmpi.tools.score import open_run
@@ -20,6 +20,7 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text(SETTINGS)
     monkeypatch.setattr(model_files, "find", lambda run: run / model_files.MODEL)
     monkeypatch.setattr(saved_network, "of_model", lambda config, model, setting: config)
+    monkeypatch.setattr(saved_tables, "with_room", lambda config, model, asked: config)
     monkeypatch.setattr(DataOrigin, "of_model", lambda folder, data: None)
     return tmp_path
 
