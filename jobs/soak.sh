@@ -10,8 +10,8 @@ usage() {
 usage: bash jobs/soak.sh [--rounds N] [pytest arguments]   (in .venv-test; about 30 minutes on 2 cores)
 
 Runs the tests marked 'soak', which repeat what jobs/test.sh tries a few times or must measure time, and --rounds times
-(default 3) the tests that kill at random moments, and those of properties with new random examples: the seed is in the
-printed command, which repeats them. All rounds are run; it fails if any did.
+(default 3) the tests that kill at random moments, and those of properties with ten times CI's examples, random ones: the
+seed is in the printed command, which repeats them. All rounds are run; it fails if any did.
 TEXT
 }
 rounds=3
@@ -37,7 +37,7 @@ soak() {
 soak -m soak --timeout 1800 "$@"
 for ((round = 1; round <= rounds; round++)); do
   soak tests/mpi -k 'killed or frozen' "$@"
-  soak -m hypothesis --hypothesis-profile soak --hypothesis-seed $RANDOM$RANDOM "$@"
+  soak -m hypothesis --timeout 1800 --hypothesis-profile soak --hypothesis-seed $RANDOM$RANDOM "$@"
 done
 [ $ran = 1 ] || fail "no test was run: $*"
 exit $failed

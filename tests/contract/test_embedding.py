@@ -30,6 +30,7 @@ from embedding_bodies import (
 )
 from oracle import RowwiseAdagrad, initial_tables
 from ranks import all_over_mpi, over_threads
+from strength import one_at_a_time
 from torch import nn
 
 from ssmpi.core.errors import PeerError, TrainingError
@@ -173,8 +174,7 @@ def over_mpi():
     return dict(zip(CASES, results, strict=True))
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3, 5])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "servers"), one_at_a_time(list(CASES), [3, 1, 2, 5]))
 def test_like_plain_tables_over_threads(case, servers):
     body, check, arguments = CASES[case]
     topology = replace(REMOTE, embedding_ps=servers)

@@ -6,9 +6,10 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import row_options
+from strength import at_least
 
 from ssmpi.checkpoint.rows import records
 from ssmpi.checkpoint.rows.store import RowStore
@@ -70,7 +71,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@at_least(60)
 @given(STEPS, st.sampled_from([1, 60, 10_000]))
 def test_each_key_reads_back_as_in_its_newest_save(tmp_path_factory, steps, piece):
     path = tmp_path_factory.mktemp("rows") / "embedding-0000.rows"

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from faults import Fault, broken_disk, no_room
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import row_options
 from runs import train_over_threads, write_run_file
+from strength import at_least
 
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.rows import saver
@@ -183,7 +184,7 @@ class KilledError(BaseException):
     """The process ends here."""
 
 
-@settings(max_examples=40, deadline=None)
+@at_least(40)
 @given(st.integers(0, 60), st.integers(0, 40))
 def test_a_kill_at_any_step_of_any_save_costs_no_saved_row(tmp_path_factory, at, rows):
     """Killed at each of the calls that change the disk; the next process goes on with the memory, and what it saves

@@ -6,9 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import row_options
+from strength import at_least
 
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.rows import records
@@ -78,7 +79,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@at_least(60)
 @given(st.sampled_from(LAYOUTS), STEPS, st.floats(0, 1), st.sampled_from([1, 20, 10_000]))
 def test_any_saves_torn_at_any_byte_read_back(tmp_path_factory, layout, steps, cut, piece):
     path = tmp_path_factory.mktemp("rows") / "embedding-0000.rows"

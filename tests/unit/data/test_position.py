@@ -5,6 +5,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from strength import at_least
 
 from ssmpi.data.position import Piece, Position, StartedPiece
 from ssmpi.data.stream import joined
@@ -18,6 +19,7 @@ def rows(pieces):
     return Counter((piece.block, row) for piece in pieces for row in range(piece.start, piece.stop))
 
 
+@at_least(100)
 @given(PIECES, PIECES, st.integers(1, 40), st.integers(1, 64))
 def test_others_get_the_same_rows_and_some_for_each(begun, waiting, threads, batch_size):
     position = Position(
@@ -32,6 +34,7 @@ def test_others_get_the_same_rows_and_some_for_each(begun, waiting, threads, bat
         assert len(others.waiting) >= 4 * threads  # so that fast ones take more
 
 
+@at_least(100)
 @given(PIECES)
 def test_joining_neighbours_changes_no_row(pieces):
     assert rows(joined(pieces)) == rows(pieces)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strength import at_least
 
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.data.block_dispatcher import NOTHING_LEFT
@@ -39,6 +40,7 @@ def rows(pieces):
 WAITING = (Piece(3, 0, 100), Piece(5, 0, 40), Piece(3, 100, 130))
 
 
+@at_least(100)
 @given(st.lists(st.integers(1, 30), max_size=12), st.integers(0, 1))
 def test_what_is_done_is_not_left_and_nothing_else_goes(batches, trainer):
     """One trainer works through all pieces in order; two of one block may lie in one batch."""
@@ -92,6 +94,7 @@ def test_a_deal_counts_once_its_note_is_there():
     assert latest([None, None]) is None
 
 
+@at_least(100)
 @given(st.data(), st.booleans())
 def test_the_dealer_knows_what_a_trainer_has_done_and_has_in_hand(data, ahead):
     """Two threads each of two trainers, in any order; with ``ahead`` the last piece of a thread may not be done yet."""

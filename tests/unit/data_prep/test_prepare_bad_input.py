@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from strength import one_at_a_time
 
 from data_prep.cli import main
 from ssmpi.data.schema import read_manifest
@@ -53,9 +54,9 @@ def test_the_beginning_of_an_option_removes_no_data_set(tmp_path, capsys):
     assert "unrecognized arguments: --overwrit" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("form", ["train.txt", "train.txt.gz", "crlf.txt"])
-@pytest.mark.parametrize("line", [2, 57, 100])
+@pytest.mark.parametrize(
+    ("name", "form", "line"), one_at_a_time(list(BAD), ["train.txt", "train.txt.gz", "crlf.txt"], [57, 2, 100])
+)
 def test_a_bad_row_is_named_with_file_line_and_content(name, form, line, tmp_path, capsys):
     rows = [GOOD] * 100
     rows[line - 1], says = BAD[name]

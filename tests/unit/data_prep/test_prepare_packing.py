@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.options import DLRM, FREQUENCY, MERGING_BYTES, ORDERING_BYTES, most_packed_bytes
@@ -24,7 +24,6 @@ cardinalities = st.sampled_from([1, 2, 255, 256, 257, 65_536, 65_537, 2**24, 2**
     st.lists(largest_values, min_size=13, max_size=13),
     st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None)
 def test_rows_come_out_of_their_shard_as_they_went_in(cardinalities, largest, seed):
     generator, rows, shards = np.random.default_rng(seed), 200, 7
     ids = np.stack([generator.integers(0, c, rows) for c in cardinalities]).astype(np.int32)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.raw.diagnosis import FIELDS, diagnose
@@ -79,13 +79,11 @@ def as_bytes(row, labelled):
 
 
 @given(st.lists(good_row, max_size=6), st.booleans())
-@settings(max_examples=50, deadline=None)
 def test_good_rows_are_read_as_plain_python_reads_them(rows, labelled):
     check([as_bytes(row, labelled) for row in rows], labelled)
 
 
 @given(st.lists(good_row, min_size=1, max_size=3), st.booleans(), st.data())
-@settings(max_examples=100, deadline=None)
 def test_a_damaged_row_stops_the_parser_where_plain_python_stops(rows, labelled, data):
     texts = [as_bytes(row, labelled) for row in rows]
     which = data.draw(st.integers(0, len(texts) - 1))
@@ -99,7 +97,6 @@ def test_a_damaged_row_stops_the_parser_where_plain_python_stops(rows, labelled,
 
 
 @given(st.binary(max_size=300).map(lambda b: b.replace(b"\n", b"")))
-@settings(max_examples=100, deadline=None)
 def test_any_bytes_are_refused_or_read_the_same(row):
     check([row], True)
 

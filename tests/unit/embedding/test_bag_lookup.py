@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import row_options
 from test_lookup import CARDINALITIES, OPTIONS, SomeMapped, whole_table
@@ -104,7 +104,6 @@ def test_like_plain_numpy(options, mapped_ones, weighted):
             np.testing.assert_array_equal(arena.state, other.state)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_lists(data):
     """Empty batches' bags, repeated ids, short batches after long ones."""

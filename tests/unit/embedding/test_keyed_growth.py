@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from faults import Kill, KilledError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle import initial_row
 from rows import row_options
@@ -77,7 +77,6 @@ def asked(pairs):
     return (np.array(column, np.int64) for column in zip(*pairs, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
 @given(BATCHES, st.integers(1, 3), st.sampled_from([0, 20]), st.sampled_from([3, 8, ROWS - 2]))
 def test_a_growing_table_is_one_that_has_all_from_the_beginning(stream, after, most, limit):
     options = DynamicOptions(keys=limit, admit_after=after, expire_after_examples=most)

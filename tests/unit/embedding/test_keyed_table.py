@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle import initial_row, mix
 from rows import row_options
@@ -94,7 +94,6 @@ BATCHES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(BATCHES, st.integers(1, 3), st.sampled_from([0, 20, 60]))
 def test_rows_come_and_go_as_in_plain_dictionaries(stream, after, most):
     options = DynamicOptions(keys=ROWS - 2, admit_after=after, expire_after_examples=most)
@@ -169,7 +168,6 @@ KEYS = st.lists(st.integers(-(2**63), 2**63 - 1).filter(bool), min_size=1, max_s
 
 
 @given(st.lists(KEYS, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 2**32))
-@settings(max_examples=50, deadline=None)
 def test_a_batch_is_translated_by_mapped_maps_and_by_asking(keys, servers, seed):
     """Some PSs are mapped, the others asked: ids are row * PSs + PS, 0 for missing; the features may share keys."""
     places = SomeMapped([[table_over(DynamicOptions(keys=60), rows=62)[0] for _ in keys] for _ in range(servers)])
@@ -244,7 +242,6 @@ def lookups_wanted(key, chance):
     st.sampled_from([0.1, 0.3, 0.9]),
     st.integers(1, 4),
 )
-@settings(max_examples=50, deadline=None)
 def test_whom_a_probability_admits_does_not_depend_on_the_number_of_servers(stream, chance, servers):
     """Nor on the order in which other keys are looked up."""
     options, seen = DynamicOptions(keys=80, admit_probability=chance), {}

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import row_options
 from test_bag_lookup import FEATURES, bags_of, drawn
@@ -131,7 +131,6 @@ def test_pooled_and_unpooled_agree(servers, near, weighted, optimizer):
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_lists(data):
     """Lists of any lengths, on any number of PSs: to the bit what one PS sends by row, if no table is split."""

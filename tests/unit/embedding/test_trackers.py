@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import row_options
 
@@ -61,7 +61,6 @@ def test_a_scope_is_what_a_server_holds(servers):
     assert sum(scope.whole for scope in scopes) == small
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_largest_keys(data):
     top = data.draw(st.sampled_from([2, 70_000, 2**32 - 1]))  # many ties; ties in the upper half only; few

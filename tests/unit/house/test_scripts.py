@@ -149,8 +149,9 @@ def test_soak_repeats_properties_by_printed_seeds(checkout):
     assert re.findall(r"--hypothesis-seed (\d+)", "\n".join(noted(checkout))) == seeds
 
 
-def test_examples_are_random_in_soak_alone():
+def test_examples_are_random_and_many_in_soak_alone():
     ci, soak = (hypothesis.settings.get_profile(name) for name in ("ssmpi", "soak"))
+    assert (ci.max_examples, soak.max_examples) == (50, 500)
     assert (ci.derandomize, soak.derandomize) == (True, False)
     assert soak.database is None  # else the seed that is printed does not repeat a run
 

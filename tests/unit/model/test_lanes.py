@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from drawn_networks import tagged
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from members import OPTIONS, Group
+from strength import one_at_a_time
 from test_networks import example
 
 from ssmpi.comm.mailbox import LATE
@@ -95,9 +96,10 @@ def assert_same(lane, one, batches, within):
 
 
 @pytest.mark.parametrize("plan", ["data", "stages"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("group", [2, 3, 4])
-@pytest.mark.parametrize("name", ["dlrm", "dcn_v2", "deepfm"])
+@pytest.mark.parametrize(
+    ("name", "group", "optimizer"),
+    one_at_a_time(["dlrm", "dcn_v2", "deepfm"], [3, 2, 4], ["adagrad", "sgd", "adam"]),
+)
 def test_a_lane_is_one_trainer(name, group, optimizer, plan):
     """To the bit, with a last batch that is shorter; to rounding where a value is read on two members, and by MKL,
     which adds up by the addresses of values and weights.
@@ -174,9 +176,9 @@ def mean_loss(logits, labels):
     return np.mean(np.logaddexp(0, logits.astype(float)) - labels * logits)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-@pytest.mark.parametrize("group", [2, 3, 4])
-@pytest.mark.parametrize("name", ["dlrm", "dcn_v2", "deepfm"])
+@pytest.mark.parametrize(
+    ("name", "group", "optimizer"), one_at_a_time(["dlrm", "dcn_v2", "deepfm"], [3, 2, 4], ["adagrad", "sgd"])
+)
 def test_columns_are_near_one_trainer(name, group, optimizer):
     """Within 1e-5 after 50 steps, all parameters together: for some example a ReLU may be on in one only.
     Uneven shares in groups of three. Adagrad does not begin at 1e-8: from there it moves each parameter by the whole
@@ -195,7 +197,6 @@ def test_columns_are_near_one_trainer(name, group, optimizer):
     assert np.sqrt(np.square(lane.vector - one.vector).mean()) <= 1e-5
 
 
-@settings(max_examples=60, deadline=None)
 @given(tagged(shares=()), st.data())
 def test_any_network_in_any_places_is_one_trainer(tagged_network, data):
     """Two batches, the second in two pieces: logits, row gradients and, by the steps that they make, parameter

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from drawn_networks import networks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from runs import train_over_threads
 from test_model import autograd
@@ -80,7 +80,6 @@ def test_columns_are_handed_on(width, add):
     np.testing.assert_array_equal(out, expected)
 
 
-@settings(max_examples=80, deadline=None)
 @given(networks(), st.sampled_from([0, 1, 2, 7, PIECE, PIECE + 1]))
 def test_any_network_has_the_gradients_of_autograd(network, batch):
     assert_gradients(network, batch)
@@ -128,7 +127,6 @@ def updated(network, precision, batches, between=lambda model: None):
     return replica.vector, optimizer.state()["sums"]
 
 
-@settings(max_examples=60, deadline=None)
 @given(networks(), st.sampled_from([0, 1, 7, 40, PIECE, PIECE + 1]), st.sampled_from(["fp32", "bf16"]))
 def test_updates_are_the_same_whether_gradients_are_deferred_or_not(network, batch, precision):
     """To the bit: asked for, the gradients are all computed before the update."""

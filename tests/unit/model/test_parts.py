@@ -158,7 +158,6 @@ def random_piece(network, batch, generator):
     return values, torch.from_numpy((generator.random(batch) < 0.4).astype(float))
 
 
-@settings(max_examples=150, deadline=None)
 @given(tagged(), st.data())
 def test_parts_together_are_the_network(example, data):
     """Whatever the schedule: logits and gradients are autograd's, at their owners; mailboxes are empty when they are
@@ -187,7 +186,6 @@ def test_parts_together_are_the_network(example, data):
                 torch.testing.assert_close(found, expected[name][rows], msg=name)
 
 
-@settings(max_examples=150, deadline=None)
 @given(tagged(), st.data())
 def test_every_send_has_its_receive(example, data):
     """And every parameter one owner, and whoever computes with one has it."""

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 from drawn_networks import networks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi.core.errors import SettingsError
@@ -93,7 +93,6 @@ def test_parameters_of_homes_are_dealt_evenly(group):
     assert max(loads) <= max(1.11 * DLRM.parameters / group, 512 * 367)
 
 
-@settings(max_examples=60, deadline=None)
 @given(networks(), st.integers(2, 4), st.sampled_from(sorted(PLANS)))
 def test_every_plan_fits_every_network(network, group, plan):
     """Or says that it does not; every rule of it is used, since one that is not is refused."""

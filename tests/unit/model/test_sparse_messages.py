@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi.comm.mailbox import ANOTHER_SIZE, DONE, LATE, PAYLOAD, SIZE, room
@@ -56,7 +56,6 @@ def test_the_issues_arithmetic():
     assert (plain.entries, plain.entries_back, edge(256, 0).message) == (13, 13, 1024)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from([1, 2, 9, 256, 257, 600, 65_537]), st.booleans(), st.booleans(), st.data())
 def test_kept_values_come_to_their_places_and_gradients_back(width, half, add, data):
     """Zeros elsewhere; and what comes back is written or added at these places, and nowhere else."""

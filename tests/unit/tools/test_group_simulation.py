@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from drawn_networks import tagged
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi.model.executor import PIECE
@@ -73,7 +73,6 @@ def test_members_that_exchange_parts_of_a_value_wait_for_each_other():
     assert steps_per_second(((home, helper), swapped(home, helper)), STEP, 0.0, 1, FAST) == pytest.approx(20)
 
 
-@settings(max_examples=60, deadline=None)
 @given(tagged(), st.sampled_from([1, 100, PIECE + 1]), st.data())
 def test_a_step_computes_all_of_a_network_and_moves_what_its_parts_say(tagged_network, examples, data):
     """And is over in no less than its computing and its messages take."""
