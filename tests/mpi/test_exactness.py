@@ -3,6 +3,7 @@ must still agree on.
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from datasets import make_lists_dataset
 from oracle import train_plainly
 from ranks import ssmpi
 from runs import batches, train, train_over_threads
+from strength import one_at_a_time
 
+from ssmpi import cli
 from ssmpi.config import load
 from ssmpi.data.reader import SplitReader, suit_block_rows
 from ssmpi.data.schema import read_manifest
@@ -60,33 +63,36 @@ def assert_same_bits(run, reference):
         np.testing.assert_array_equal(table, reference_table)
 
 
-@pytest.mark.parametrize("servers", [2, pytest.param(3, marks=pytest.mark.soak)])
-def test_embedding_ps_change_no_bit(trained, servers):
+@pytest.fixture(scope="module")
+def over_threads(tmp_path_factory, small_data):
+    """``over_threads(*overrides)``: the same without an embedding PS, in this process, each made once."""
+
+    @cache
+    def run(*overrides):
+        return train_over_threads(tmp_path_factory.mktemp("run"), small_data, *overrides, "topology.embedding_ps=0")
+
+    return run
+
+
+@pytest.mark.parametrize("servers", [2, *(pytest.param(n, marks=pytest.mark.soak) for n in (0, 3))])
+def test_real_ranks_give_the_bits_of_threads(trained, over_threads, servers):
+    """So that the pretended ranks of the other tests stand for real ones."""
     handout = "static" if servers == 2 else "dynamic"
-    run = trained(*ADAGRAD, f"topology.embedding_ps={servers}", *([f"data.handout={handout}"] if servers == 2 else []))
-    assert_same_bits(run, trained(*ADAGRAD, "topology.embedding_ps=0"))
+    run = trained(*ADAGRAD, f"topology.embedding_ps={servers}", f"data.handout={handout}")
+    assert_same_bits(run, over_threads(*ADAGRAD))
 
 
-@pytest.mark.parametrize("prefetch", ["true", "false"])
-@pytest.mark.parametrize("settings", [ADAGRAD, SGD], ids=["adagrad", "sgd"])
-def test_neither_servers_nor_handout_nor_ranks_change_a_bit(tmp_path, small_data, settings, prefetch):
-    """As above over threads, for more combinations. With prefetch the rows are one batch old, everywhere the same."""
-
-    def run(name, *overrides):
-        return train_over_threads(tmp_path / name, small_data, *settings, f"embedding.prefetch={prefetch}", *overrides)
-
-    reference = run("reference", "topology.embedding_ps=0")
-    for servers in (1, 2, 5):
-        for handout in ("dynamic", "static"):
-            overrides = (f"topology.embedding_ps={servers}", f"data.handout={handout}")
-            assert_same_bits(run(f"{servers}-{handout}", *overrides), reference)
-
-
-@pytest.mark.parametrize("servers", [0, 2])
-def test_a_run_repeats_to_the_last_bit_over_threads_too(trained, tmp_path, small_data, servers):
-    """The pretended ranks of the other tests stand for real ones."""
-    run = train_over_threads(tmp_path, small_data, *ADAGRAD, f"topology.embedding_ps={servers}")
-    assert_same_bits(run, trained(*ADAGRAD, "topology.embedding_ps=0"))
+@pytest.mark.parametrize(
+    ("optimizer", "prefetch", "servers", "handout"),
+    one_at_a_time(["adagrad", "sgd"], ["true", "false"], [2, 1, 5], ["dynamic", "static"]),
+)
+def test_neither_servers_nor_handout_change_a_bit(
+    tmp_path, small_data, over_threads, optimizer, prefetch, servers, handout
+):
+    """With prefetch the rows are one batch old, everywhere the same."""
+    settings = (*(ADAGRAD if optimizer == "adagrad" else SGD), f"embedding.prefetch={prefetch}")
+    spread = (f"topology.embedding_ps={servers}", f"data.handout={handout}")
+    assert_same_bits(train_over_threads(tmp_path, small_data, *settings, *spread), over_threads(*settings))
 
 
 def test_lists_pooled_by_a_real_embedding_ps_give_the_bits_of_one_trainer(tmp_path):
@@ -174,18 +180,19 @@ def test_every_row_is_trained_on_once_a_pass(trained, tmp_path, small_data, hand
     assert iterations == run.result["iterations"] == 2 * sum(-(-block.rows // 128) for block in blocks)
 
 
-def test_evaluating_alone_or_together_or_by_hand_is_the_same(trained, tmp_path, small_data):
+def test_evaluating_alone_or_together_or_by_hand_is_the_same(trained, tmp_path, small_data, alone):
     run = trained(*MANY)
     of_the_run = run.quality("test")
-    alone = ssmpi("evaluate", run.folder).check().out
-    together = ssmpi("evaluate", run.folder, ranks=4).check().out
-    assert alone == together
-    ne, loss, auc = (float(re.search(rf"{name} ([\d.]+)", alone)[1]) for name in ("NE", "log-loss", "AUC"))
+    by_one = ssmpi("evaluate", run.folder).check().out
+    assert ssmpi("evaluate", run.folder, ranks=4).check().out == by_one
+    ne, loss, auc = (float(re.search(rf"{name} ([\d.]+)", by_one)[1]) for name in ("NE", "log-loss", "AUC"))
     assert (ne, loss, auc) == pytest.approx([of_the_run[k] for k in ("ne", "log_loss", "auc")], abs=6e-6)
     assert of_the_run["rows"] == 600
 
     scores_file = tmp_path / "scores"
-    ssmpi("predict", run.folder, small_data, "--output", scores_file).check()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["predict", str(run.folder), str(small_data), "--output", str(scores_file)])
+    assert not ended.value.code
     reader = SplitReader(small_data, "test", 600)
     labels = reader.read(reader.blocks[0]).labels
     assert log_loss(labels, np.loadtxt(scores_file)) == pytest.approx(of_the_run["log_loss"], rel=1e-6)

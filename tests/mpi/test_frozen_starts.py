@@ -40,8 +40,8 @@ def assert_named(output, rank):
     [
         pytest.param(2, "ssmpi", marks=soak),
         (1, "mpi4py.MPI"),
-        (2, "ssmpi.comm.messages"),
-        (0, "ssmpi.train"),
+        pytest.param(2, "ssmpi.comm.messages", marks=soak),
+        pytest.param(0, "ssmpi.train", marks=soak),
         pytest.param(1, "ssmpi.roles.trainer", marks=soak),
     ],
     ids=lambda value: PHASES.get(value, value),
@@ -58,7 +58,7 @@ def test_a_rank_frozen_in_a_first_start_is_named(start, rank, module):
     ("rank", "module"),
     [
         pytest.param(1, "ssmpi", marks=soak),
-        (0, "mpi4py.MPI"),
+        pytest.param(0, "mpi4py.MPI", marks=soak),
         pytest.param(1, "ssmpi.comm.messages", marks=soak),
         (2, "ssmpi.train"),
         pytest.param(0, "ssmpi.roles.trainer", marks=soak),
@@ -81,7 +81,7 @@ def test_after_a_rank_froze_in_a_restart_the_job_starts_again_from_memory(start,
 @pytest.mark.parametrize(
     ("signum", "module", "stopped"),
     [
-        (signal.SIGTERM, "mpi4py.MPI", False),
+        pytest.param(signal.SIGTERM, "mpi4py.MPI", False, marks=soak),
         pytest.param(signal.SIGTERM, "ssmpi.train", False, marks=soak),
         (signal.SIGINT, "mpi4py.MPI slow", True),
         pytest.param(signal.SIGTERM, "mpi4py.MPI slow", True, marks=soak),

@@ -16,8 +16,12 @@ from ssmpi.model.part import transform
 
 GROUP = ("topology.trainers=2", "topology.group=2")
 ONE_LANE = (*GROUP, "hierarchy.homes=first")
-WAYS = [("data", "auto", train), ("stages", "messages", train)]  # over real ranks; the others over threads
-CROSSED = [("data", "messages", train_over_threads), ("stages", "auto", train_over_threads)]
+WAYS = [
+    ("data", "auto", train),
+    pytest.param("stages", "messages", train, marks=pytest.mark.soak),  # real messages: sparse ones, below
+    *((plan, "messages", train_over_threads) for plan in ("data", "stages")),
+    ("stages", "auto", train_over_threads),
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,7 @@ def assert_same(run, other):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(("plan", "transport", "run_by"), WAYS + CROSSED)
+@pytest.mark.parametrize(("plan", "transport", "run_by"), WAYS)
 def test_one_lane_is_one_trainer_to_the_bit(tmp_path, small_data, one, plan, transport, run_by):
     """And all bytes of both directions are those of the plan; none between members that share memory."""
     run = run_by(tmp_path, small_data, *ONE_LANE, *ways(plan, transport), "data.passes=2")

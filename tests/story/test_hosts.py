@@ -1,5 +1,5 @@
 """Training over several hosts with addresses, process numbers and /tmp of their own: slow, cut, frozen and crashed
-ones.
+ones. CI tries the crash, soak the rest too.
 """
 
 import json
@@ -171,6 +171,7 @@ def test_a_slow_link_and_one_cut_for_four_seconds_only_take_time(hosts, launch):
         assert f" {host} {name.replace('-', ' ')} | " in (run.folder / "logs" / f"{name}.log").read_text()
 
 
+@pytest.mark.soak
 def test_a_frozen_rank_on_another_host_is_named(hosts, launch):
     run = launch("recovery.mode=off").until_it_trains()
     (number,) = hosts.processes("h3", "ssmpi train")
@@ -242,6 +243,7 @@ def test_losing_the_first_trainers_host_is_full_recovery(hosts, launch):
         assert hosts.run(host, "sh", "-c", "ls -R /dev/shm") == "/dev/shm:\n"
 
 
+@pytest.mark.soak
 def test_a_host_that_comes_back_is_found_at_once(hosts):
     """By those that knew it before the crash: SLURM's credentials for h2 expired while h1 sought it for 35 s."""
     serve = "import socket; socket.create_server(('', 9000)).accept()"
@@ -260,6 +262,7 @@ def test_a_host_that_comes_back_is_found_at_once(hosts):
     reached()
 
 
+@pytest.mark.soak
 def test_hosts_end_with_whoever_started_them(tmp_path):
     """Also when that is killed: no process, namespace or network is left behind by a test that was."""
     script = (

@@ -1,5 +1,5 @@
 """Real batch files in a real SLURM of four virtual hosts: each job ends, or goes on, as
-jobs/guide/cluster.md promises.
+jobs/guide/cluster.md promises. CI tries what a run has to survive, soak the rest too.
 """
 
 import re
@@ -141,6 +141,7 @@ class Submitted:
         assert int(self.slurm.job(self.number)["Restarts"]) >= times
 
 
+@pytest.mark.soak
 def test_a_submitted_run_completes(slurm, place):
     """By srun --mpi=pmix and by mpirun; trainers on two hosts, the embedding PS on the third."""
     names = {"srun": "short", "mpirun": "short one"}  # a folder with a space in its name too
@@ -232,6 +233,7 @@ def test_a_lost_host_is_replaced_in_the_same_allocation(slurm, place, launcher, 
     slurm.until(lambda: slurm.states() == {"idle"}, "all hosts are idle")
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)  # SLURM's daemons are slow to start jobs on a busy machine
 def test_the_other_batch_files_do_what_they_say(slurm, place):
     """Train, prepare in parallel, evaluate, and a study of two variants; all as they lie in jobs/, on smaller nodes."""

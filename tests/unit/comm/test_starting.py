@@ -1,6 +1,7 @@
 """The watch over the ranks of a host before there are messages."""
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from ranks import PATIENCE
 
 from ssmpi.comm import signals, starting
 from ssmpi.comm.starting import LocalRank, StartWatch, limit_seconds, local_ranks, message, shortened
-from ssmpi.core.errors import SettingsError
+from ssmpi.core.errors import LOST, STOPPED, SettingsError
 from ssmpi.host.mpi_environment import START_LIMIT
 
 
@@ -63,6 +64,32 @@ def test_a_rank_that_stays_stopped_ends_the_start_long_before_its_limit(monkeypa
     monkeypatch.setattr(starting, "end_job", lambda waited: watch.end())
     watch._run()
     assert not left
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "code", "says"),
+    [
+        ("T", False, LOST, "error: host .*: not all ranks have started within 20 s: rank 1 .* is stopped"),
+        ("T", True, LOST, "error: host .*: not all ranks have started within 20 s: rank 1 .* is stopped"),
+        ("D", True, STOPPED, "host .*: stopped before all ranks had started .*waiting for a disk"),
+        ("S", True, STOPPED, "host .*: stopped before all ranks had started: there is nothing to save"),
+    ],
+    ids=["frozen", "frozen, asked to stop", "disk, asked to stop", "slow, asked to stop"],
+)
+def test_a_start_ends_as_lost_where_a_rank_is_frozen_else_as_asked(monkeypatch, capsys, state, asked, code, says):
+    """And kills the process that is stuck."""
+    left, killed = [], []
+    here = [LocalRank(0, os.getpid(), "R"), LocalRank(1, 11, state)]
+    monkeypatch.setattr(starting, "local_ranks", lambda: here)
+    monkeypatch.setattr(starting, "launched_rank", lambda: 0)
+    monkeypatch.setattr(starting, "DEFER_SECONDS", 0)
+    monkeypatch.setattr(signals, "stop_requested_at_start", lambda: asked)
+    monkeypatch.setattr(os, "kill", lambda *what: killed.append(what))
+    monkeypatch.setattr(os, "_exit", left.append)
+    starting.end_job(20.0)
+    assert re.match(says, capsys.readouterr().err)
+    assert left == [code]
+    assert killed == [(11, signal.SIGKILL)] * (state != "S")
 
 
 def test_a_request_to_stop_shortens_the_limit(monkeypatch):
