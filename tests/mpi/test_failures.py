@@ -57,6 +57,7 @@ def test_a_shard_truncated_while_it_is_in_use_is_named_once(start, data):
 # Failures in the midst of training
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, good_data):
     with pytest.raises(TrainingError, match=r"diverged; lower dense\.rate and embedding\.rate"):
         train_over_threads(tmp_path, good_data, "dense.rate=1e30", "embedding.rate=1e30")
