@@ -9,9 +9,10 @@ usage() {
   cat <<TEXT
 usage: bash jobs/soak.sh [--rounds N] [pytest arguments]   (in .venv-test; about 30 minutes on 2 cores)
 
-Runs the tests marked 'soak', which repeat what jobs/test.sh tries a few times or must measure time, and --rounds times
-(default 3) the tests that kill at random moments, and those of properties with ten times CI's examples, random ones: the
-seed is in the printed command, which repeats them. All rounds are run; it fails if any did.
+Runs the tests marked 'soak', which repeat what jobs/test.sh tries a few times or must measure time, those of the
+laboratory (tests/lab), and --rounds times (default 3) the tests that kill at random moments, and those of properties with
+ten times CI's examples, random ones: the seed is in the printed command, which repeats them. All rounds are run; it
+fails if any did.
 TEXT
 }
 rounds=3
@@ -35,6 +36,7 @@ soak() {
   esac
 }
 soak -m soak --timeout 1800 "$@"
+soak tests/lab -m "" --timeout 1800 "$@"
 for ((round = 1; round <= rounds; round++)); do
   soak tests/mpi -k 'killed or frozen' "$@"
   soak -m hypothesis --timeout 1800 --hypothesis-profile soak --hypothesis-seed $RANDOM$RANDOM "$@"

@@ -40,9 +40,9 @@ LONGEST = (  # files by how long they take; those that mostly wait and those tha
     "mpi/test_two_members.py", "unit/model/test_lanes.py", "unit/checkpoint/test_saving.py", "contract/test_sync.py",
     "unit/data_prep/test_prepare_criteo.py", "contract/test_grid.py", "mpi/test_prepare_ranks.py",
     "mpi/test_quickstart.py", "mpi/test_kept_memory.py", "unit/tools/test_export.py", "mpi/test_stops.py",
-    "contract/test_group_runs.py", "mpi/test_killed_ranks.py", "unit/bench/test_recovery_bench.py",
-    "story/test_hosts.py", "mpi/test_keyed_runs.py", "mpi/test_study.py", "contract/test_partial_recovery.py",
-    "mpi/test_refusals.py", "mpi/test_emulation.py", "unit/recovery/test_restarts.py",
+    "contract/test_group_runs.py", "mpi/test_killed_ranks.py",
+    "story/test_hosts.py", "mpi/test_keyed_runs.py", "contract/test_partial_recovery.py",
+    "mpi/test_refusals.py", "unit/recovery/test_restarts.py",
     "unit/data_prep/test_synthetic.py",
 )  # fmt: skip
 

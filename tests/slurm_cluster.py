@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from ranks import WITHOUT_EXTRAS, python_path
-
-from ssmpi.bench.harness.virtual_hosts import HEAD_ADDRESS, NETWORK, PATIENCE, PROJECT, VirtualHosts
+from virtual_hosts import HEAD_ADDRESS, NETWORK, PATIENCE, PROJECT, VirtualHosts
 
 PACKAGES = "slurm-wlm libpmix2"
 DAEMONS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol")

@@ -31,7 +31,7 @@ mkdir -p "$out"
 study() { # NAME SPLIT ARGUMENTS...: one table
   local name=$1 split=$2
   shift 2
-  ssmpi bench lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" topology.trainers=4 \
+  python -m jobs.lab lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" topology.trainers=4 \
     topology.sync_ps=1 sync.algorithm=async_ps sync.life_span=100 evaluate.final="$split" --gap 2 --staleness 1 \
     --output "${json:-$out}/$name.json" "$@" | tee "$out/$name.txt"
 }

@@ -12,7 +12,7 @@ mkdir -p "$out"
 study() { # NAME ARGUMENTS...: one table
   local name=$1
   shift
-  ssmpi bench lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" topology.trainers=4 \
+  python -m jobs.lab lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" topology.trainers=4 \
     dense.rate=0.2 schedule.decay_start_examples=50_000 schedule.decay_examples=60_000 \
     --runs "$seeds" --output "$out/$name.json" "$@" | tee "$out/$name.txt"
 }

@@ -25,7 +25,7 @@ study() { # SKEW ROWS_OF_A_TABLE SEEDS INPUTS...: one table
     ssmpi-prepare synthesize "$data/$name/raw" --rows 750000 --seed 1 --skew "$skew" --cardinalities "${sizes%,}" --overwrite
     ssmpi-prepare criteo "$data/$name/raw/train.txt" --output "$data/$name/shards" --split kaggle
   fi
-  ssmpi bench recovery --folder "$out/$name" --seeds "$seeds" "$@" data.folder="$data/$name/shards" \
+  python -m jobs.lab recovery --folder "$out/$name" --seeds "$seeds" "$@" data.folder="$data/$name/shards" \
     topology.embedding_ps=72 data.batch_size=512 embedding.optimizer=rowwise_adagrad embedding.rate=0.15 \
     'model.bottom=[16]' 'model.top=[16,1]'
 }

@@ -31,7 +31,7 @@ what=$1 data=${2:-data/codecs/shards} out=${3:-runs/studies/recovery_losses}
 study() { # NAME PSS SEEDS ARGUMENTS...: one table
   local name=$1 servers=$2 seeds=$3
   shift 3
-  ssmpi bench recovery jobs/studies/base.toml --folder "$out/$name" --trials jobs/studies/recovery_losses.jsonl \
+  python -m jobs.lab recovery jobs/studies/base.toml --folder "$out/$name" --trials jobs/studies/recovery_losses.jsonl \
     --seeds "$seeds" "$@" data.folder="$data" topology.embedding_ps="$servers"
 }
 three=1,2,3 # complete when time ended; seed 1 of failures and gamma
@@ -46,7 +46,7 @@ case $what in
     done
     python -P - "$out"/accuracy-*/recovery.json <<'END' # one line through the runs of all tables
 import json, sys
-from ssmpi.bench.recovery.table import slope
+from jobs.lab.recovery.table import slope
 points = [point for path in sys.argv[1:] for point in json.load(open(path))["points"]]
 line = slope([(point["seed"], point["pls"], point["relative_ne"]) for point in points])
 print(f"{len(points)} runs: {10 * line.mean:+.3f} +- {10 * line.error:.3f} % for each 0.1 of PLS")

@@ -18,7 +18,7 @@ study() { # NAME ARGUMENTS...: one table
   local name=$1
   shift
   [[ " $tables " == *" $name "* ]] || return 0
-  ssmpi bench lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" \
+  python -m jobs.lab lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" \
     'model.bottom=[512,256,64,16]' 'model.top=[512,256,128,1]' dense.rate=0.2 \
     schedule.decay_start_examples=50_000 schedule.decay_examples=60_000 \
     --runs "$seeds" --output "$out/$name.json" "$@" | tee "$out/$name.txt"

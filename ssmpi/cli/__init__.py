@@ -19,13 +19,13 @@ from ssmpi.host.mpi_environment import home, remove_binding
 from ssmpi.host.startup import print_any_text
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code: 0 done, 1 failed, 2 an error that the user can fix, 85 stopped on
-    request, 86 a rank or a host was lost.
+def main(arguments: Sequence[str] | None = None, top: argparse.ArgumentParser | None = None) -> None:
+    """Run one command, of ``ssmpi`` or of another parser ``top``, and exit with its code: 0 done, 1 failed, 2 an error
+    that the user can fix, 85 stopped on request, 86 a rank or a host was lost.
     """
     print_any_text()
     os.environ |= home()
-    parsed, bound = parse(parser(), arguments), remove_binding()
+    parsed, bound = parse(top or parser(), arguments), remove_binding()
     if bound and (parsed.ranks or parsed.parser.prog == "ssmpi launch") and not launcher_env.rank():
         failure.say(bound)
     try:

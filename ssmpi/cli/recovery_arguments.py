@@ -1,4 +1,4 @@
-"""The inputs of ``ssmpi plan --recovery`` and ``ssmpi bench recovery``."""
+"""The inputs of ``ssmpi plan --recovery`` and ``python -m jobs.lab recovery``."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class CodecOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Nanoseconds:
-    """Core nanoseconds per entry, as ``ssmpi bench compression`` measures them: a push at both ends; sending and
+    """Core nanoseconds per entry, as ``python -m jobs.lab exchanges`` measures them: a push at both ends; sending and
     receiving by a mirror.
     """
 

@@ -33,7 +33,7 @@ from ssmpi.sync.exchange import merge_difference
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.shards import shards
 
-PASSES = 1.3  # nanoseconds of a core for an entry, of both ends' moves, besides codecs: 'ssmpi bench compression'
+PASSES = 1.3  # nanoseconds of a core for an entry, of both ends' moves, besides codecs: 'jobs.lab exchanges'
 
 
 @njit(cache=True, nogil=True)

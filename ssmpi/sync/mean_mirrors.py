@@ -32,7 +32,7 @@ from ssmpi.sync.shards import packed, shards
 
 WEIGHT = 4  # bytes of a message to an owner before its payload: whether its sender trains, float32
 
-PASSES = 2.0  # nanoseconds of a core for an entry, of mean and moves, besides codecs: 'ssmpi bench compression'
+PASSES = 2.0  # nanoseconds of a core for an entry, of mean and moves, besides codecs: 'jobs.lab exchanges'
 
 
 class MeanMirrors:

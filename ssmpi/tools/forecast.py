@@ -2,7 +2,7 @@
 
 The slowest part decides: the dense step (of a group: see ``group_forecast``), the links of the sync PSs, or the links
 of the embedding PSs. The model leaves out latency, queues, switches between hosts, the servers' processors, and rows on
-the trainers' own links. ``ssmpi bench cluster`` checks the same formulas against real ranks.
+the trainers' own links. ``python -m jobs.lab cluster`` checks the same formulas against real ranks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the members of a group do for a step of a lane, as actions: ``group_simulation`` plays them, and what ``ssmpi
-bench cluster`` emulates waits and sends as they say.
+"""What the members of a group do for a step of a lane, as actions: ``group_simulation`` plays them, and what ``python
+-m jobs.lab cluster`` emulates waits and sends as they say.
 """
 
 from __future__ import annotations

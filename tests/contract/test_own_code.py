@@ -15,9 +15,9 @@ from ranks import over_threads, ssmpi
 from runs import QUIET, SMALL_MODEL, Run, play, write_run_file
 from sync_bodies import blocks, options, replica
 
+from jobs.lab.lockstep import lockstep as lockstep_command
+from jobs.lab.lockstep.run import Lockstep
 from ssmpi import compress, sync
-from ssmpi.bench.lockstep import lockstep as lockstep_command
-from ssmpi.bench.lockstep.run import Lockstep
 from ssmpi.checkpoint import files
 from ssmpi.checkpoint.store import Store
 from ssmpi.cli import main

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import virtual_hosts
 from datasets import make_dataset
-from ranks import WITHOUT_EXTRAS, Running, full_environment, python_path
+from ranks import TESTS, WITHOUT_EXTRAS, Running, full_environment, python_path
 from runs import Run
+from virtual_hosts import NETWORK, PROJECT, VirtualHosts
 
-from ssmpi.bench.harness import virtual_hosts
-from ssmpi.bench.harness.virtual_hosts import NETWORK, PROJECT, VirtualHosts
 from ssmpi.core.errors import LOST, STOPPED
 
 LIMIT = 25  # seconds from a fault to the end of the job, of which 10 are waiting.frozen_seconds
@@ -266,11 +266,13 @@ def test_a_host_that_comes_back_is_found_at_once(hosts):
 def test_hosts_end_with_whoever_started_them(tmp_path):
     """Also when that is killed: no process, namespace or network is left behind by a test that was."""
     script = (
-        "import sys, time; from ssmpi.bench.harness.virtual_hosts import VirtualHosts, shared_folders\n"
+        "import sys, time; from virtual_hosts import VirtualHosts, shared_folders\n"
         "h = VirtualHosts(2, sys.argv[1], shared_folders()); print(*h._pids.values(), flush=True); time.sleep(60)"
     )
     environ = full_environment()
-    starter = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environ, stdout=subprocess.PIPE)
+    starter = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], env=environ, cwd=TESTS, stdout=subprocess.PIPE
+    )
     pids = starter.stdout.readline().split()
     assert len(pids) == 3
     starter.kill()

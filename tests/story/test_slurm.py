@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
+import virtual_hosts
 from datasets import make_dataset
 from runs import Run
 from slurm_cluster import FINAL, SlurmCluster
 
-from ssmpi.bench.harness import virtual_hosts
 from ssmpi.data.schema import read_manifest
 
 JOBS = Path(__file__).parents[2] / "jobs"

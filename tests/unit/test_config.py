@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssmpi.bench.study.grid import StudyFile, nested
+from jobs.lab.study.grid import StudyFile, nested
 from ssmpi.cluster import site
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config, differences, load

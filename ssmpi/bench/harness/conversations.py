@@ -1,4 +1,4 @@
-"""A conversation whose messages pass through something that measures or delays them."""
+"""A server's conversation whose messages pass through something that measures or delays them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.bench.harness.emulation import MemberEnd
 from ssmpi.bench.harness.stages import ServerEnd
 from ssmpi.comm.inbox import Inbox
 from ssmpi.comm.messages import Conversation
-from ssmpi.core.protocols import Arrival, MPIRequest
+from ssmpi.core.protocols import MPIRequest
 from ssmpi.core.traffic import Link
 
 
@@ -28,20 +27,4 @@ class ServedThrough(Conversation):
 
     def isend(self, array: np.ndarray, dest: int, tag: int, link: Link | None = None) -> MPIRequest:
         """As ``Conversation``; servers count nothing."""
-        return self._through.isend(array, dest, tag)
-
-
-class MovedThrough(Conversation):
-    """A member's end of its group's conversation, as ``ServedThrough``."""
-
-    def __init__(self, through: Callable[[MemberEnd], MemberEnd], *made: Any) -> None:
-        super().__init__(*made)
-        self._through = through(Conversation(*made))
-
-    def next_arrival(self) -> Arrival | None:  # type: ignore[override]  # a mover needs no more of it
-        """As ``Conversation``."""
-        return self._through.next_arrival()
-
-    def isend(self, array: np.ndarray, dest: int, tag: int, link: Link | None = None) -> MPIRequest:
-        """As ``Conversation``."""
         return self._through.isend(array, dest, tag)

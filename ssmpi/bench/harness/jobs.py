@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ssmpi.bench.harness.emulation import Emulation
 from ssmpi.bench.harness.results import JobResult, together
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.cluster import child_process, launch
@@ -35,16 +35,16 @@ QUIET = (
 
 @dataclass(frozen=True)
 class Task:
-    """The task of all ranks of a job. ``probe`` is one of ``probes.PROBES``; ``emulation`` is what to emulate; the
-    probe applies the values ``shares`` of ``sync.cpu_share`` in turn, for an equal number of windows each.
+    """The task of all ranks of a job. ``probe`` is one of ``probes.PROBES``; it applies the values ``shares`` of
+    ``sync.cpu_share`` in turn, for an equal number of windows each. ``more`` is for ranks of another program, as JSON.
     """
 
     run_file: str
     overrides: tuple[str, ...]
     timing: Timing
     probe: str = "nothing"
-    emulation: Emulation | None = None
     shares: tuple[float, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write the task as JSON."""
@@ -54,9 +54,8 @@ class Task:
     def read(cls, path: Path) -> Task:
         """Read a task that ``write`` wrote."""
         body = json.loads(path.read_text(encoding="utf-8"))
-        emulation = Emulation(**body["emulation"]) if body["emulation"] else None
-        timing = Timing(**body["timing"])
-        return cls(body["run_file"], tuple(body["overrides"]), timing, body["probe"], emulation, tuple(body["shares"]))
+        overrides, timing, shares = tuple(body["overrides"]), Timing(**body["timing"]), tuple(body["shares"])
+        return cls(body["run_file"], overrides, timing, body["probe"], shares, body["more"])
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,14 @@ class LauncherCommand:
 class Jobs:
     """Jobs that share a run file and differ in their overrides; their run folders are in ``folder``.
 
-    ``emulation`` and ``start`` apply to all of them.
+    ``start`` and ``rank``, the arguments of Python that run a rank, apply to all of them, and so does ``more``.
     """
 
     run_file: Path
     folder: Path
-    emulation: Emulation | None = None
     start: LauncherCommand = field(default_factory=LauncherCommand)
+    rank: tuple[str, ...] = ("-m", "ssmpi.bench.harness.rank")
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def run(
         self, ranks: int, overrides: Sequence[str], timing: Timing, probe: str = "nothing",
@@ -96,8 +96,8 @@ class Jobs:
         self.folder.mkdir(parents=True, exist_ok=True)
         run_folder, task_file = self.folder / "run", self.folder / "task.json"
         settings = (*QUIET, *overrides, f"run.folder={run_folder}")
-        Task(str(self.run_file), settings, timing, probe, self.emulation, shares).write(task_file)
-        line = self.start.line(ranks, "-m", "ssmpi.bench.harness.rank", str(task_file))
+        Task(str(self.run_file), settings, timing, probe, shares, self.more).write(task_file)
+        line = self.start.line(ranks, *self.rank, str(task_file))
         finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total, self.start.variables)
         found = together([json.loads(path.read_text("utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))])
         found["servers"] = {path.stem: json.loads(path.read_text("utf-8")) for path in run_folder.glob("*_ps-*.json")}

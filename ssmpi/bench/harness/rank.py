@@ -1,6 +1,7 @@
 """A rank of a measured job: its usual role in training for a few seconds, while its counters are read.
 
-``python -m ssmpi.bench.harness.rank TASK.json``, under mpirun, as ``jobs`` starts it.
+``python -m ssmpi.bench.harness.rank TASK.json``, under mpirun, as ``jobs`` starts it; or another program that calls
+``run`` with a ``Measured`` of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.bench.harness import gil, process_usage, results
-from ssmpi.bench.harness.emulation import EmulatedTrainer, LimitedLink, MemberLink
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.loop import TickingPace, TrainerView
 from ssmpi.bench.harness.probes import PROBES, Probed
@@ -26,7 +26,6 @@ from ssmpi.comm import failure, signals
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import Config, load
 from ssmpi.core.topology import Role
-from ssmpi.core.traffic import Link
 from ssmpi.files import log
 from ssmpi.host import memory_folder
 from ssmpi.recovery.start import BEGINNING, Start
@@ -37,27 +36,50 @@ if TYPE_CHECKING:
     from ssmpi.roles.trainer import Trainer
 
 
-def main() -> None:
-    """Run one rank."""
-    task = Task.read(Path(sys.argv[1]))
-    signals.listen()
-    from ssmpi.comm.world import joined
+class Measured:
+    """What stands between a rank and its work: stopwatches, for the probe ``stages``. Subclasses put in more."""
 
-    with joined() as job:
-        from ssmpi.run import run_folder
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.stages: dict[str, float] = {}  # a server's seconds by stage
 
-        run_file = Path(task.run_file)
-        config = job.agree(lambda: run_folder.prepare(load(run_file, task.overrides), job.size, overwrite=True))
-        play(task, config, job)
-        job.leave()
+    def conversations(self, role: Role) -> MakeConversation:
+        """What makes a rank's conversations."""
+        from ssmpi.bench.harness.conversations import ServedThrough
+        from ssmpi.comm.messages import Conversation
+
+        if role is Role.TRAINER or self.task.probe != "stages":
+            return Conversation
+        return partial(ServedThrough, partial(StagedServer, self.stages, role))
+
+    def view(self, trainer: Trainer) -> TrainerView:
+        """The trainer as its worker threads see it."""
+        return StagedTrainer(trainer) if self.task.probe == "stages" else TrainerView(trainer)
 
 
-def play(task: Task, config: Config, job: Job) -> None:
+def run(kind: type[Measured] = Measured) -> None:
+    """Run one rank of the task that the first argument names, and exit."""
+    try:
+        task = Task.read(Path(sys.argv[1]))
+        signals.listen()
+        from ssmpi.comm.world import joined
+
+        with joined() as job:
+            from ssmpi.run import run_folder
+
+            run_file = Path(task.run_file)
+            config = job.agree(lambda: run_folder.prepare(load(run_file, task.overrides), job.size, overwrite=True))
+            play(kind(task), config, job)
+            job.leave()
+    except Exception as error:
+        sys.exit(failure.report_fatal_error(error))
+
+
+def play(measured: Measured, config: Config, job: Job) -> None:
     """Run the role that the topology assigns to this rank."""
     from ssmpi.comm.world import World
 
-    spent: dict[str, float] = {}
-    world = World(job, config.topology, conversation_of(task, config.topology.role_of(job.rank)[0], spent))
+    world = World(job, config.topology, measured.conversations(config.topology.role_of(job.rank)[0]))
     log.configure(world.who, verbose=False)
     names = [config.topology.name_of(rank) for rank in range(job.size)]
     pids = dict(zip(names, job.comm.allgather((job.host, os.getpid())), strict=True))
@@ -68,30 +90,12 @@ def play(task: Task, config: Config, job: Job) -> None:
             name: pid for name, (host, pid) in pids.items() if host == job.host and not name.startswith(Role.TRAINER)
         }
         own = servers if world.index == 0 else {}
-        found: TrainerResult | ServerResult = train_in_windows(task, config, world, own, start)
+        found: TrainerResult | ServerResult = train_in_windows(measured, config, world, own, start)
     else:
         PARTS[world.role](config, world, Path(config.run.folder), start)
-        found = {"stages": spent}
+        found = {"stages": measured.stages}
     start.memory.remove()
     out.write_text(json.dumps(found), encoding="utf-8")
-
-
-def conversation_of(task: Task, role: Role, spent: dict[str, float]) -> MakeConversation:
-    """What makes a rank's conversations: a server's have a stopwatch that adds to ``spent``, or a slow link; so has a
-    trainer's with its group.
-    """
-    from ssmpi.bench.harness.conversations import MovedThrough, ServedThrough
-    from ssmpi.comm.messages import Conversation
-
-    rate = task.emulation.link(role) if task.emulation else None
-    if role is not Role.TRAINER and task.probe == "stages":
-        return partial(ServedThrough, partial(StagedServer, spent, role))
-    if role is not Role.TRAINER and rate is not None:
-        return partial(ServedThrough, partial(LimitedLink, rate=rate))
-    if task.emulation and (rate := task.emulation.group_link):
-        group = partial(MovedThrough, partial(MemberLink, rate=rate))
-        return lambda *made: (group if made[-1].link is Link.GROUP else Conversation)(*made)
-    return Conversation
 
 
 def start_of(config: Config, job: Job) -> Start:
@@ -106,12 +110,14 @@ def start_of(config: Config, job: Job) -> Start:
     return Start(memory=MemoryFile(path, Origin(launch, who, 1)))
 
 
-def train_in_windows(task: Task, config: Config, world: World, servers: dict[str, int], start: Start) -> TrainerResult:
+def train_in_windows(
+    measured: Measured, config: Config, world: World, servers: dict[str, int], start: Start
+) -> TrainerResult:
     """Train until the windows are over, then stop as on request."""
     from ssmpi.roles.trainer import Trainer
 
-    trainer = Trainer(config, world, Path(config.run.folder), start)
-    view, ticks = view_of(task, trainer), Ticks(config.topology.threads)
+    task, trainer = measured.task, Trainer(config, world, Path(config.run.folder), start)
+    view, ticks = measured.view(trainer), Ticks(config.topology.threads)
     pace = view.pace = TickingPace(view.pace, ticks)
     probe = PROBES[task.probe](Probed(trainer, view, pace, task.shares))
     world.trainers.gather(0)  # all are ready: the clock may start
@@ -149,20 +155,5 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     return found
 
 
-def view_of(task: Task, trainer: Trainer) -> TrainerView:
-    """The trainer as its worker threads see it."""
-    topology = trainer.config.topology
-    if task.emulation and topology.group > 1:
-        from ssmpi.bench.harness.emulated_group import EmulatedMember
-
-        return EmulatedMember(trainer, task.emulation.step, trainer.world.index, topology.threads)
-    if task.emulation:
-        return EmulatedTrainer(trainer, task.emulation.step, trainer.world.index, topology.threads)
-    return StagedTrainer(trainer) if task.probe == "stages" else TrainerView(trainer)
-
-
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(failure.report_fatal_error(error))
+    run()

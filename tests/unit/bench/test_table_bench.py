@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ssmpi.bench import tables
-from ssmpi.bench.options import TablesOptions
+from ssmpi.bench import compression, tables
+from ssmpi.bench.options import CompressionOptions, TablesOptions
 from ssmpi.bench.tables import ARRIVAL, DYNAMIC, DYNAMIC_SENT, RANDOM, STATIC, STATIC_SENT
-from ssmpi.core.errors import SettingsError
+from ssmpi.core.errors import SettingsError, UserError
 
 SMALL = TablesOptions(features=3, rows=500, dim=4, batch=(16, 50), turns=3)
 
@@ -64,3 +64,18 @@ def test_ids_follow_zipfs_law():
 def test_wrong_options_are_refused(wrong, message):
     with pytest.raises(SettingsError, match=message):
         TablesOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda out: compression.measure(CompressionOptions(output=out)),
+        lambda out: tables.measure(TablesOptions(output=out)),
+    ],
+)
+def test_results_replace_no_other_file(measure, tmp_path):
+    out = tmp_path / "run.toml"
+    out.write_text("[data]\n")
+    with pytest.raises(UserError, match=r"run\.toml: is there, and not an earlier output of this command"):
+        measure(out)
+    assert out.read_text() == "[data]\n"

@@ -1,6 +1,5 @@
 """Command line options of benchmarks: what is said once, in ``ssmpi.bench.options``, is what is parsed."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,42 +10,31 @@ from ssmpi.cli.arguments import parser
 from ssmpi.cli.options import taken
 
 KINDS = {
-    "throughput": (options.ThroughputOptions, ()),
-    "cluster": (options.ClusterOptions, ()),
-    "recovery": (options.EmulationOptions, ()),
-    "compression": (options.CompressionOptions, ()),
-    "prepare": (options.PrepareOptions, ()),
-    "tables": (options.TablesOptions, ()),
-    "scale": (options.ScaleOptions, ()),
-    "lockstep": (options.LockstepOptions, ("run.toml",)),
-    "equivalence": (options.EquivalenceOptions, ("study.toml",)),
+    "throughput": options.ThroughputOptions,
+    "compression": options.CompressionOptions,
+    "prepare": options.PrepareOptions,
+    "tables": options.TablesOptions,
 }
 
 
 def given(kind, *words):
-    made, needed = KINDS[kind]
-    return taken(made, parse_overrides(parser(), ["bench", kind, *needed, *words]))
+    return taken(KINDS[kind], parse_overrides(parser(), ["bench", kind, *words]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_options_the_defaults_hold(kind):
-    made = KINDS[kind][0]()
-    assert dataclasses.replace(given(kind), **({"case": ()} if kind == "lockstep" else {})) == made
+    assert given(kind) == KINDS[kind]()
 
 
 def test_values_have_the_type_of_their_field():
     found = given("throughput", "--batch", "128,2048", "--shares", "0.01,1", "--folder", "out", "--short")
     assert (found.batch, found.shares, found.folder, found.short) == ((128, 2048), (0.01, 1.0), Path("out"), True)
-    assert given("recovery", "--trials", "t.jsonl", "--seeds", "3").trials == Path("t.jsonl")
-    assert given("lockstep", "--case", "gap=2", "--case", "a.b=1 gap=3").case == ["gap=2", "a.b=1 gap=3"]
-    assert given("lockstep", "--vary", "").vary == ()
-    assert given("equivalence", "--minutes", "1.5").minutes == 1.5
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("cluster", "--trainers", "1;2"), "--trainers takes a comma-separated list of integers, got '1;2'"),
+        (("tables", "--batch", "1;2"), "--batch takes a comma-separated list of integers, got '1;2'"),
         (("throughput", "--shares", "x"), "--shares takes a comma-separated list of numbers, got 'x'"),
         (("throughput", "--rounds", "0"), "--rounds must be at least 1"),
     ],

@@ -32,7 +32,7 @@ def refused(capsys, *words):
         (("launch", "run.toml", "--ressume=runs/x"), "--ressume=runs/x; did you mean '--resume'?"),
         (("submit", "run.toml", "--site", "s.toml", "--dryrun"), "--dryrun; did you mean '--dry-run'?"),
         (("inspect", "runs/x", "--no-checksum"), "--no-checksum; did you mean '--no-checksums'?"),
-        (("bench", "study", "s.toml", "--tabel"), "--tabel; did you mean '--table'?"),
+        (("bench", "throughput", "--ronds"), "--ronds; did you mean '--rounds'?"),
         (("doctor", "--xyzzy"), "--xyzzy"),
     ],
 )
@@ -43,7 +43,7 @@ def test_an_unknown_option_names_the_nearest_and_the_usage(capsys, words, answer
     assert said.endswith(f"ssmpi {command}: error: unrecognized arguments: {answer}\n")
 
 
-@pytest.mark.parametrize("words", [("plan",), ("bench", "lockstep"), ("submit", "--site", "s.toml")])
+@pytest.mark.parametrize("words", [("plan",), ("submit", "--site", "s.toml")])
 def test_only_what_is_required_is_called_so(capsys, words):
     assert refused(capsys, *words).endswith("error: the following arguments are required: run_file\n")
 
@@ -70,10 +70,6 @@ def test_files_and_folders_in_the_wrong_place_are_told_apart(tmp_path, monkeypat
         file.write_text('data.folder = "data"\n')
     Path("latin.toml").write_bytes("# \xe4".encode("latin-1"))
     assert refused(capsys, *words).startswith(f"error: {answer}")
-
-
-def test_a_study_file_that_is_not_there_is_called_one(capsys):
-    assert refused(capsys, "bench", "study", "nosuch") == "error: nosuch: no such study file\n"
 
 
 NO_ROOM = """

@@ -16,7 +16,7 @@ def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {module_of(path): path for name in ("ssmpi", "data_prep") for path in (ROOT / name).rglob("*.py")}
+MODULES = {module_of(path): path for name in ("ssmpi", "data_prep", "jobs/lab") for path in (ROOT / name).rglob("*.py")}
 
 
 @cache

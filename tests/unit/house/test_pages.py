@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.lab.__main__ import parser as laboratory
 from ssmpi.cli import parse_overrides
 from ssmpi.cli.arguments import parser
 from ssmpi.metrics.fields import markdown
@@ -15,19 +16,22 @@ ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "jobs").rglob("*.md"), *(ROOT / "ssmpi").rglob("*.md")])
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 SCRIPTS = sorted([*(ROOT / "jobs").rglob("*.sh"), *(ROOT / "jobs").rglob("*.toml")])
+COMMAND = r"(?:ssmpi|python\s+-m\s+jobs\.lab)"
 GONE = ["ssmpi bench compression --only links"]  # cited with the commit that had it
 
 
 def cited(path):
-    """The ssmpi commands that a page or a script cites, whole lines and those in backticks."""
+    """The commands that a page or a script cites, ours and the laboratory's: whole lines and those in backticks."""
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.findall(r"^```.*?^```", text, flags=re.MULTILINE | re.DOTALL) if path.suffix == ".md" else [text]
     found = [
-        line for block in blocks for line in re.findall(r"^[ #]*(?:nice -n 19 )?(ssmpi [a-z].*)$", block, re.MULTILINE)
+        line
+        for block in blocks
+        for line in re.findall(rf"^[ #]*(?:nice -n 19 )?({COMMAND} [a-z].*)$", block, re.MULTILINE)
     ]
     if path.suffix == ".md":
         prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-        found += [" ".join(words.split()) for words in re.findall(r"`(ssmpi [a-z][^`]*)`", prose)]
+        found += [" ".join(words.split()) for words in re.findall(rf"`({COMMAND} [a-z][^`]*)`", prose)]
     return [line for line in found if line not in GONE and "..." not in line]
 
 
@@ -38,7 +42,11 @@ def test_commands_that_are_cited_parse(path, capsys):
     wrong = []
     for line in cited(path):
         try:
-            parse_overrides(parser(), shlex.split(line, comments=True)[1:])
+            words = shlex.split(line, comments=True)
+            if words[0] == "python":
+                parse_overrides(laboratory(), words[3:])
+            else:
+                parse_overrides(parser(), words[1:])
         except SystemExit:
             said = capsys.readouterr().err
             if not re.search(left_out, said):

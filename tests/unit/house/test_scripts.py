@@ -119,7 +119,7 @@ def test_tables_of_another_size_are_other_data(checkout):
     (checkout / "jobs/studies").mkdir()
     text = (JOBS / "studies/recovery.sh").read_text()
     command(checkout.parent / "bin/ssmpi-prepare", 'echo "$1 $2" >> "$LOG"')
-    command(checkout.parent / "bin/ssmpi", "exit 0")
+    command(checkout.parent / "bin/python", "exit 0")
     for rows in (3000, 2000):
         (checkout / "jobs/studies/recovery.sh").write_text(text.replace("study 0.6 3000 ", f"study 0.6 {rows} "))
         done = start(checkout, "jobs/studies/recovery.sh", "my data")

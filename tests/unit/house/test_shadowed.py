@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.lab.study import cell
 from ssmpi.bench.harness import data, jobs
-from ssmpi.bench.study import cell
 from ssmpi.cluster import launch
 from ssmpi.core.errors import DataError
 from ssmpi.run.request import RunRequest

@@ -1,0 +1,229 @@
+"""One training run in lockstep: all trainers and their worker threads in one thread of one process, without MPI.
+
+In a tick every worker thread does one iteration; trainers follow each other. Rows, model, optimizers, learning rates
+and merges are those of real runs, so one trainer with one thread is bit-identical to ``ssmpi train``. Only the timing
+of several trainers and threads differs from a real run: ``Lockstep`` prescribes it, not the operating system's
+scheduler.
+
+**Threads.** The T threads of a trainer take turns, and a gradient is applied T - 1 gradients after it was computed, so
+each of the other threads steps once in between: that is how Hogwild threads of equal speed interleave if they do
+nothing but compute. A round finds T - 1 gradients in flight; a part of the run ends with none. Rows are pushed with the
+gradient, not with the dense step, so their staleness depends on the number of worker threads in the job, not on how
+they are divided among trainers.
+
+The model leaves out that threads differ in speed, that weights change during a forward and a backward pass, and
+updates lost to races. A foreground round of a whole trainer waits for its threads in a real run, not here. Real rows
+are staler, because all threads of all trainers compute at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from jobs.lab.lockstep.rounds import LockstepRounds, Pushing
+from ssmpi.comm.rank_memory import ProcessMemory
+from ssmpi.comm.shared_memory import PrivateMemory
+from ssmpi.core.errors import TrainingError
+from ssmpi.core.protocols import DenseStep
+from ssmpi.core.quality import Quality
+from ssmpi.core.settings import EXAMPLES, positive, require, within
+from ssmpi.data.batch import Batch
+from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
+from ssmpi.data.position import Position
+from ssmpi.data.reader import SplitReader, batches
+from ssmpi.data.trained_rows import Deal, TrainedRows
+from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_tables import LocalTables
+from ssmpi.embedding.lookup import Lookup
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import Arena
+from ssmpi.model.estimates import VALUES
+from ssmpi.model.optim import dense_optimizer
+from ssmpi.model.replica import ThreadModel
+from ssmpi.roles.build_trainer import fresh_replica
+from ssmpi.roles.progress import Progress
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+T = TypeVar("T")
+
+SEEDS = ("dense", "embedding", "order", "interleaving")
+LARGEST_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """Prescribes everything that is random or timing-dependent in a real run. ``gap`` is the number of ticks between
+    two rounds, ``staleness`` the number between snapshot and merge. ``dense`` and ``embedding`` are the seeds of
+    initial values, ``order`` is the seed of the row order; ``interleaving`` is the seed of the order of trainers within
+    ticks, 0 for a fixed order. The run ends after ``steps`` ticks, or with 0 at the end of the data. Without
+    ``feedback`` entries that a codec does not send are discarded.
+    """
+
+    gap: float = 1.0
+    staleness: int = 0
+    dense: int = 1
+    embedding: int = 1
+    order: int = 1
+    interleaving: int = 0
+    steps: int = field(default=0, kw_only=True)
+    feedback: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        within("steps", self.steps, 0, EXAMPLES)
+        positive("gap", self.gap, EXAMPLES)
+        within("staleness", self.staleness, 0, EXAMPLES)
+        for name in SEEDS:
+            within(f"seed of {name}", getattr(self, name), 0, LARGEST_SEED)
+
+
+class LockstepTrainer:
+    """One replica, its optimizer and its worker threads."""
+
+    def __init__(self, config: Config, reader: SplitReader, seed: int) -> None:
+        self.replica = fresh_replica(config, reader, seed, PrivateMemory())
+        self.optimizer = dense_optimizer(config.dense, self.replica)
+        self.steps: list[DenseStep] = []
+        self._models = [self.replica.thread_model() for _ in range(config.topology.threads)]
+        self._workers: list[tuple[int, ThreadModel, Lookups, Iterator[tuple[Batch, Lookup]]]] = []
+        self._late: deque[tuple[int, ThreadModel, float]] = deque()  # gradients in flight: thread, model, rate factor
+        self._first = 0
+
+    def begin(self, first: int, lookups: list[Lookups], streams: list[Iterator[Batch]]) -> None:
+        """Start a part of the run. Threads are numbered over the job; this trainer's begin at ``first``."""
+        self._first = first
+        self._workers = [
+            (first + k, model, lookup, lookup.prefetched(stream))
+            for k, (model, lookup, stream) in enumerate(zip(self._models, lookups, streams, strict=True))
+        ]
+
+    def tick(self, progress: Progress) -> bool:
+        """One iteration of every thread; False if none had any more rows."""
+        trained = False
+        for worker in list(self._workers):
+            number, model, lookups, rows_of = worker
+            if found := next(rows_of, None):
+                batch, rows = found
+                logits, by_rows = model.forward_backward(batch.dense, rows.values, batch.labels)
+                rate_factor = progress.rate_factor()
+                progress.record(number, logits, batch.labels)
+                lookups.push(rows, by_rows, rate_factor)
+                self._late.append((number - self._first, model, rate_factor))
+                trained = True
+            else:
+                self._workers.remove(worker)
+            self._step_until(len(self._workers) - 1)
+        return trained
+
+    def end(self) -> None:
+        """End a part of the run, or all of it: apply the gradients in flight."""
+        self._step_until(0)
+
+    def _step_until(self, most: int) -> None:
+        """Apply the oldest gradients until at most so many are in flight."""
+        while len(self._late) > max(most, 0):
+            thread, model, rate_factor = self._late.popleft()
+            self.steps[thread].step(model, rate_factor)
+
+
+class OneProcess:
+    """Stands in for the other trainers of a ``DataCursor``: there are none."""
+
+    def gather(self, value: T) -> list[T]:
+        """The value of every trainer."""
+        return [value]
+
+
+class LockstepRun:
+    """A whole run. Call ``train`` once; it calls ``watch`` after every tick, with the tick's number."""
+
+    def __init__(self, config: Config, lockstep: Lockstep) -> None:
+        torch.set_num_threads(1)
+        self.config, self._lockstep, topology = config, lockstep, config.topology
+        require(
+            topology.group == 1,
+            f"topology.group = {topology.group}: in lockstep a group is one trainer with the threads of all its homes: "
+            f"set topology.group = 1, trainers = {topology.replicas} and threads = {topology.replica_lanes}",
+        )
+        self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
+        self._placement = place(self._reader.manifest.cardinalities, 1)
+        self.tables = LocalTables(Arena(config.rows, self._placement, 0, lockstep.embedding))
+        self.trainers = [LockstepTrainer(config, self._reader, lockstep.dense) for _ in range(topology.trainers)]
+        pushing = Pushing(config.dense, self.trainers[0].replica.owned.borders, topology.threads, lockstep.feedback)
+        vectors = [trainer.replica.vector for trainer in self.trainers]
+        self.rounds = LockstepRounds(config.sync, vectors, lockstep.gap, lockstep.staleness, pushing)
+        for k, trainer in enumerate(self.trainers):
+            trainer.steps = [self.rounds.optimizer(k, thread, trainer.optimizer) for thread in range(topology.threads)]
+        everyone = replace(topology, trainers=1, threads=topology.lanes)
+        self.progress = Progress(everyone.threads, 1, config.schedule, expected=self._reader.rows * config.data.passes)
+        self.progress.losses = []
+        options = CursorOptions(
+            config.data, everyone, lockstep.order, config.evaluate.per_pass, config.embedding.prefetch
+        )
+        checked = set(range(len(self._reader.shards)))
+        begin = Deal(0, 0, Position(0))
+        trained = TrainedRows(ProcessMemory(), everyone.threads, most_pieces(options, self._reader, begin.position))
+        self._cursor = DataCursor(options, 0, self._reader, checked, begin, trained)
+
+    def train(self, watch: Callable[[int], None] = lambda tick: None) -> None:
+        """Train all parts of the run, until the last one or the steps end."""
+        threads, tick, most = self.config.topology.threads, 0, self._lockstep.steps
+        turns = np.random.default_rng(self._lockstep.interleaving) if self._lockstep.interleaving else None
+        for _ in self._cursor.parts():
+            self._begin_part(threads)
+            training = list(range(len(self.trainers)))
+            while training and not (most and tick == most):
+                if turns:
+                    turns.shuffle(training)
+                training = [k for k in training if self.trainers[k].tick(self.progress)]
+                if training:
+                    tick += 1
+                    self.rounds.after_tick(tick, training)
+                    watch(tick)
+            for trainer in self.trainers:
+                trainer.end()
+            self.rounds.close()
+            if training:
+                return
+            self._cursor.close()
+            self._cursor.gather_remaining(OneProcess())  # type: ignore[arg-type]  # of a Conversation only this
+
+    def _begin_part(self, threads: int) -> None:
+        dispatcher = self._cursor.dispatcher
+        assert dispatcher
+        for index, trainer in enumerate(self.trainers):
+            numbers = range(index * threads, (index + 1) * threads)
+            streams = [
+                self._cursor.batches(k, lambda k=k: dispatcher.next_block(k), lambda: False)  # type: ignore[misc]
+                for k in numbers
+            ]
+            trainer.begin(numbers[0], [self.lookups(k) for k in numbers], streams)
+
+    def lookups(self, thread: int) -> Lookups:
+        """Pull and push for one thread."""
+        return Lookups(self.tables, self._placement, self.config.rows, thread)
+
+    def score(self, split: str, vector: np.ndarray | None = None) -> dict[str, float]:
+        """Metrics on one split, of the common model or of dense weights ``vector``; TrainingError if a score is not
+        finite.
+        """
+        first = self.trainers[0].replica
+        first.estimates.take_mean([trainer.replica.measured.values for trainer in self.trainers])
+        model = first.scoring_model(self.config.model.top_k_scoring, self.rounds.model() if vector is None else vector)
+        size, quality, lookups = self.config.evaluate.batch_size, Quality(), self.lookups(0)
+        reader = SplitReader(self._reader.folder, split, 16 * size)
+        rows_of = (batch for block in reader.blocks for batch in batches(reader.read(block), size))
+        for batch, rows in lookups.prefetched(rows_of):
+            assert batch.labels is not None
+            if not np.isfinite(quality.add(model.score(batch.dense, rows.values), batch.labels)):
+                raise TrainingError(f"training has diverged, {split} rows have no scores: lower the learning rates")
+        densities = model.estimates.densities(model.estimates.values[:, VALUES:])
+        return {"rows": quality.sums[0], **quality.compute(), **densities}

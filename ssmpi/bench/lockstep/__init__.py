@@ -1,1 +1,0 @@
-"""Training in lockstep: several trainers in one process, with a result that depends on the seeds alone."""

@@ -1,1 +1,0 @@
-"""Grids of runs, each a separate job, and their result tables."""
