@@ -1,10 +1,16 @@
-"""Elapsed time."""
+"""The time, and elapsed time."""
 
 from __future__ import annotations
 
 import os
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+
+
+def now() -> str:
+    """The time in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def process_age() -> float:

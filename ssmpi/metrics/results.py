@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +18,7 @@ from ssmpi.files.log import log
 from ssmpi.files.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.files.run_files import RECOVERIES, RESULT_NAME
 from ssmpi.files.write_behind import WriteBehind
+from ssmpi.host.clock import now
 from ssmpi.metrics import progressive
 from ssmpi.metrics.jsonl import CLOSING_SECONDS
 from ssmpi.metrics.metric_logger import EarlierLog, MetricLogger
@@ -94,17 +94,17 @@ class RunResults:
 
     def swept(self, keys: Mapping[str, KeyCounts]) -> None:
         """Keep what the dynamic table of each keyed feature holds at a pause, and say it if its table was full."""
-        for feature, now in keys.items():
-            refused = now.refused - self.keys.get(feature, {}).get("refused", 0)
+        for feature, counts in keys.items():
+            refused = counts.refused - self.keys.get(feature, {}).get("refused", 0)
             if refused > 0:
-                memory = f"; there is memory for {now.room:,}" if now.room < now.rows else ""
+                memory = f"; there is memory for {counts.room:,}" if counts.room < counts.rows else ""
                 log.warning(
-                    f"the table of {feature} was full: {refused:,} times a new key got no row, and {now.keys:,} of "
-                    f"{now.rows:,} rows are left in use{memory}; its limit is keys of embedding.dynamic or of its own "
-                    "section"
+                    f"the table of {feature} was full: {refused:,} times a new key got no row, and {counts.keys:,} of "
+                    f"{counts.rows:,} rows are left in use{memory}; its limit is keys of embedding.dynamic or of its "
+                    "own section"
                 )
-            self.logbook.swept(feature, now._asdict())
-        self.keys = {feature: now._asdict() for feature, now in keys.items()}
+            self.logbook.swept(feature, counts._asdict())
+        self.keys = {feature: counts._asdict() for feature, counts in keys.items()}
 
     def rows_saved(self, lines: Sequence[dict[str, Any]], recorded: Callable[[], object] | None = None) -> None:
         """Log the row saves of embedding PSs. Their durations are recorded in the background, because the first trainer
@@ -178,11 +178,6 @@ class RunResults:
             log.error(f"error: {RESULT_NAME} does not say which run was continued: {error}")
             return {}
         return {"continued_from": parent.as_json()} if parent else {}
-
-
-def now() -> str:
-    """The time in UTC, to the second, in ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def plain(value: Any) -> Any:

@@ -22,8 +22,8 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.files import atomic_file, result_marker, run_files
 from ssmpi.files.run_files import LOCKS, OWN_CODE, RUN_FILE, VERSIONS
 from ssmpi.host import git_commit
+from ssmpi.host.clock import now
 from ssmpi.host.packages import package_versions
-from ssmpi.metrics.results import now
 from ssmpi.model import processor
 from ssmpi.run.requirements import splits_to_score
 
