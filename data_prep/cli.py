@@ -15,8 +15,8 @@ from pathlib import Path
 
 from data_prep.ranks import BadRowError, Ranks, describe, join
 from ssmpi import __version__
-from ssmpi.core.errors import UserError
-from ssmpi.host.startup import print_any_text
+from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.host.startup import print_any_text
 
 GIB = 1 << 30
 MOST_GIB = 1 << 20

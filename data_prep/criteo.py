@@ -24,8 +24,8 @@ from data_prep.raw.sources import TextStream, open_sources
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.encoding import in_memory
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
-from ssmpi.core.errors import DataError
 from ssmpi.data.schema import Manifest
+from ssmpi.runtime.errors import DataError
 
 
 def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:

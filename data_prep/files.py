@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.core.documents import parse_json
-from ssmpi.files import atomic_file
+from ssmpi.runtime.documents import parse_json
+from ssmpi.runtime.files import atomic_file
 
 Json = Any  # any JSON value
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.splits import parse_fractions
-from ssmpi.core.errors import UserError
 from ssmpi.data.features import Features
 from ssmpi.data.schema import SPLITS
+from ssmpi.runtime.errors import UserError
 
 FREQUENCY, DLRM = "frequency", "dlrm"
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"

@@ -32,9 +32,9 @@ from data_prep.vocabulary.encoding import drop_tables, shared
 from data_prep.vocabulary.fit import fit_vocabulary, training_rows, unfitted_vocabulary
 from data_prep.vocabulary.scan import FIT, SCAN, ScanResult, every_row, scan
 from data_prep.vocabulary.vocabulary_file import Vocabulary, described, read_vocabulary
-from ssmpi.core.errors import DataError
-from ssmpi.core.words import counted
 from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, Manifest, read_manifest, write_manifest
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.words import counted
 
 
 def run(open_job: Callable[[], Preparation]) -> Manifest:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from ssmpi.core.errors import DataError, UserError
-from ssmpi.host import launcher_env
+from ssmpi.runtime.errors import DataError, UserError
+from ssmpi.runtime.host import launcher_env
 
 T = TypeVar("T")
 

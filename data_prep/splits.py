@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ssmpi.core.errors import UserError
 from ssmpi.data.schema import SPLITS
+from ssmpi.runtime.errors import UserError
 
 Ranges = dict[str, tuple[int, int]]
 

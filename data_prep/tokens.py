@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 
 @dataclass(frozen=True)

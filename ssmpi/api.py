@@ -22,13 +22,13 @@ import numpy as np
 import tomli_w
 
 from ssmpi.config import load
-from ssmpi.core.documents import parse_json
-from ssmpi.core.errors import LaunchError, SettingsError, UserError
-from ssmpi.core.settings import flat
-from ssmpi.files import run_files
-from ssmpi.files.run_files import METRICS, RESULT_NAME, RUN_FILE
-from ssmpi.host.mpi_environment import PYTHON
-from ssmpi.report.reader import read_json
+from ssmpi.runtime.documents import parse_json
+from ssmpi.runtime.errors import LaunchError, SettingsError, UserError
+from ssmpi.runtime.files import run_files
+from ssmpi.runtime.files.run_files import METRICS, RESULT_NAME, RUN_FILE
+from ssmpi.runtime.host.mpi_environment import PYTHON
+from ssmpi.runtime.settings import flat
+from ssmpi.tools.report.reader import read_json
 
 REFUSED = 2  # exit code of errors that the user can fix
 REMEMBERED = 40  # last lines of a command, of which a message is made
@@ -107,9 +107,9 @@ class Result:
 
     def scores(self, split: str = "test", data: str | Path | None = None) -> Scores:
         """Score a split of the run's data, or of another prepared folder, by ``ssmpi predict``."""
-        from ssmpi.checkpoint import model_files
-        from ssmpi.checkpoint.data_origin import DataOrigin
         from ssmpi.data.reader import SplitReader
+        from ssmpi.state.checkpoint import model_files
+        from ssmpi.state.checkpoint.data_origin import DataOrigin
 
         setting = load(self.folder / RUN_FILE).data.folder
         where = Path(data) if data else DataOrigin.of_model(model_files.find(self.folder), setting).find(setting)

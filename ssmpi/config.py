@@ -12,20 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ssmpi import sync
-from ssmpi.comm.waiting import WaitOptions
-from ssmpi.core import settings, user_code
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.run_options import CheckpointOptions, EvaluateOptions, RecoveryOptions, Run
-from ssmpi.core.settings import require
-from ssmpi.core.topology import Topology
 from ssmpi.data.features import Features
 from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import Tracking
-from ssmpi.files import atomic_file
-from ssmpi.files.run_files import OWN_CODE, RUN_FILE, is_run_folder
 from ssmpi.model import custom_code, graph, top_k
 from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
 from ssmpi.model.hierarchy_options import HierarchyOptions
@@ -34,6 +26,14 @@ from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.model.part import Part, transform, whole
 from ssmpi.model.places import Places
 from ssmpi.model.zoo import network_of
+from ssmpi.runtime import settings, user_code
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.files.run_files import OWN_CODE, RUN_FILE, is_run_folder
+from ssmpi.runtime.mpi.waiting import WaitOptions
+from ssmpi.runtime.run_options import CheckpointOptions, EvaluateOptions, RecoveryOptions, Run
+from ssmpi.runtime.settings import require
+from ssmpi.runtime.topology import Topology
 
 SHORTEST = (
     "the shortest run file is the line 'data.folder = \"FOLDER\"', which names a folder that 'ssmpi-prepare' made; "

@@ -2,7 +2,7 @@
 name.
 """
 
-from ssmpi.host.mpi_environment import main
+from ssmpi.runtime.host.mpi_environment import main
 
 if __name__ == "__main__":
     main()

@@ -7,17 +7,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.comm.world import Job, World
 from ssmpi.config import Config
-from ssmpi.core.topology import Role
-from ssmpi.files import log
-from ssmpi.host import cpu_usage
-from ssmpi.recovery.start import BEGINNING, Start
-from ssmpi.roles.embedding_ps import serve_embeddings
-from ssmpi.roles.sync_ps import serve_center
+from ssmpi.runtime.files import log
+from ssmpi.runtime.host import cpu_usage
+from ssmpi.runtime.mpi.world import Job, World
+from ssmpi.runtime.topology import Role
+from ssmpi.state.recovery.start import BEGINNING, Start
+from ssmpi.trainer.embedding_ps import serve_embeddings
+from ssmpi.trainer.sync_ps import serve_center
 
 if TYPE_CHECKING:
-    from ssmpi.roles.worker import HelpingTrainer, WorkerTrainer
+    from ssmpi.trainer.worker import HelpingTrainer, WorkerTrainer
 
 
 def run(job: Job, config: Config, folder: Path, start: Start = BEGINNING) -> bool:
@@ -32,7 +32,7 @@ def run(job: Job, config: Config, folder: Path, start: Start = BEGINNING) -> boo
 
 def train(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
     """A trainer: passes over the data, evaluations and checkpoints in between, the model saved at the end."""
-    from ssmpi.roles.trainer import Trainer  # here, because servers need nothing of it
+    from ssmpi.trainer.trainer import Trainer  # here, because servers need nothing of it
 
     trainer = Trainer(config, world, folder, start)
     for _ in trainer.parts():

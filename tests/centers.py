@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from ssmpi import sync
-from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.model.options import DenseOptions
-from ssmpi.roles.sync_ps import optimizer
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.trainer.sync_ps import optimizer
 
 
 def center_alone(options, rank=2):

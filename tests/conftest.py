@@ -17,7 +17,7 @@ from datasets import make_dataset  # noqa: E402
 from faults import Fault  # noqa: E402
 from ranks import PretendedJob, PretendedWorld  # noqa: E402
 
-from ssmpi.files.log import log  # noqa: E402
+from ssmpi.runtime.files.log import log  # noqa: E402
 from ssmpi.tools import score  # noqa: E402
 
 hypothesis.settings.register_profile(  # no deadline: kernels compile in their first example
@@ -35,15 +35,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LONGEST = (  # files by how long they take; those that mostly wait and those that mostly compute in turns
-    "story/test_slurm.py", "mpi/test_exactness.py", "mpi/test_frozen_starts.py", "unit/run/test_resume.py",
+    "story/test_slurm.py", "mpi/test_exactness.py", "mpi/test_frozen_starts.py", "unit/state/test_resume.py",
     "mpi/test_failures.py", "mpi/test_checkpoints.py", "mpi/test_throughput.py", "mpi/test_gradients.py",
-    "mpi/test_two_members.py", "unit/model/test_lanes.py", "unit/checkpoint/test_saving.py", "contract/test_sync.py",
-    "unit/data_prep/test_prepare_criteo.py", "contract/test_grid.py", "mpi/test_prepare_ranks.py",
-    "mpi/test_quickstart.py", "mpi/test_kept_memory.py", "unit/tools/test_export.py", "mpi/test_stops.py",
-    "contract/test_group_runs.py", "mpi/test_killed_ranks.py",
-    "story/test_hosts.py", "mpi/test_keyed_runs.py", "contract/test_partial_recovery.py",
-    "mpi/test_refusals.py", "unit/recovery/test_restarts.py",
-    "unit/data_prep/test_synthetic.py",
+    "mpi/test_two_members.py", "unit/model/test_lanes.py", "unit/state/checkpoint/test_saving.py",
+    "contract/test_sync.py", "unit/data_prep/test_prepare_criteo.py", "contract/test_grid.py",
+    "mpi/test_prepare_ranks.py", "mpi/test_quickstart.py", "mpi/test_kept_memory.py", "unit/tools/test_export.py",
+    "mpi/test_stops.py", "contract/test_group_runs.py", "mpi/test_killed_ranks.py", "story/test_hosts.py",
+    "mpi/test_keyed_runs.py", "contract/test_partial_recovery.py", "mpi/test_refusals.py",
+    "unit/state/recovery/test_restarts.py", "unit/data_prep/test_synthetic.py",
 )  # fmt: skip
 
 

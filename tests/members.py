@@ -4,7 +4,6 @@ import threading
 
 import numpy as np
 
-from ssmpi.comm.mailbox import PAYLOAD, room
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HelperModel, HomeModel, HomeOptimizer
 from ssmpi.model.messages import Channel
@@ -13,6 +12,7 @@ from ssmpi.model.options import DenseOptions
 from ssmpi.model.parameters import by_name
 from ssmpi.model.part import transform
 from ssmpi.model.replica import Replica
+from ssmpi.runtime.mpi.mailbox import PAYLOAD, room
 
 LIMIT = 60_000_000_000  # ns
 OPTIONS = {name: DenseOptions(optimizer=name, rate=0.01) for name in ("sgd", "adagrad", "adam")}

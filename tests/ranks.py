@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssmpi.cluster.session_folder import session_folder
-from ssmpi.comm.in_process import Channel, InProcessConversation
-from ssmpi.core.topology import CONVERSATIONS, Directory
-from ssmpi.core.traffic import Traffic, meter
-from ssmpi.host.mpi_environment import environment
+from ssmpi.runtime.host.mpi_environment import environment
+from ssmpi.runtime.mpi.in_process import Channel, InProcessConversation
+from ssmpi.runtime.topology import CONVERSATIONS, Directory
+from ssmpi.runtime.traffic import Traffic, meter
 
 TESTS = Path(__file__).parent
 # What only extras of ssmpi bring is hidden from ranks, as where none is installed: numba imports scipy if it is there,
@@ -181,7 +181,7 @@ def all_over_mpi(topology, tasks, timeout=None):
 
 def be_a_rank(folder):
     """What each process that ``all_over_mpi`` starts does."""
-    from ssmpi.comm.world import World, join
+    from ssmpi.runtime.mpi.world import World, join
 
     topology, tasks = pickle.loads((folder / "tasks").read_bytes())
     job = join()
@@ -255,7 +255,7 @@ def end_helpers():
     """Let the helper threads of jobs whose other threads have ended end, as their processes would; they would wait on,
     and end in the midst of another test. Whatever they wait for in a mailbox comes, in a size that they refuse.
     """
-    from ssmpi.comm import mailbox  # here, because real ranks need no kernels for it
+    from ssmpi.runtime.mpi import mailbox  # here, because real ranks need no kernels for it
 
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("helper")]
     lanes = [model for model in map(model_of, threads) if model]
@@ -316,7 +316,7 @@ class PretendedJob:
 
 
 class PretendedWorld:
-    """The interface of ``ssmpi.comm.world.World`` over threads."""
+    """The interface of ``ssmpi.runtime.mpi.world.World`` over threads."""
 
     def __init__(self, job, rank):
         self.topology, self.rank, self.size = job.topology, rank, job.topology.size
@@ -337,7 +337,7 @@ class PretendedWorld:
 
 
 class PretendedStart:
-    """The interface of ``ssmpi.comm.world.Job`` over threads, as far as ranks agree on where they start from."""
+    """The interface of ``ssmpi.runtime.mpi.world.Job`` over threads, as far as ranks agree on where they start from."""
 
     def __init__(self, world):
         self._all = InProcessConversation(world._job.everybody, world.rank, meter(Traffic(), "control"))

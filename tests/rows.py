@@ -4,8 +4,8 @@ the transport to PSs of this process.
 
 import numpy as np
 
-from ssmpi.core.row_layout import RowLayout
 from ssmpi.embedding.table import EmbeddingOptions, RowOptions
+from ssmpi.runtime.row_layout import RowLayout
 
 
 def row_options(dim=16, *, weight=False, **settings):

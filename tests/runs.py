@@ -8,15 +8,15 @@ import h5py
 import numpy as np
 from ranks import PATIENCE, over_threads, ssmpi
 
-from ssmpi.checkpoint import model_files
-from ssmpi.checkpoint.store import Store
-from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import load
-from ssmpi.core.settings import dump
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
-from ssmpi.recovery.start import Start
-from ssmpi.run import run_folder
+from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
+from ssmpi.runtime.settings import dump
+from ssmpi.state import run_folder
+from ssmpi.state.checkpoint import model_files
+from ssmpi.state.checkpoint.store import Store
+from ssmpi.state.recovery.start import Start
 from ssmpi.train import PARTS
 
 SMALL_MODEL = ("model.bottom=[32,8]", "model.top=[32,1]", "embedding.dim=8")

@@ -20,8 +20,8 @@ from pathlib import Path
 from ssmpi.bench.harness.jobs import LauncherCommand
 from ssmpi.cluster import launch, session_folder
 from ssmpi.cluster.site import Launcher
-from ssmpi.core.errors import UserError
-from ssmpi.host.mpi_environment import ON_ONE_HOST, environment
+from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.host.mpi_environment import ON_ONE_HOST, environment
 
 PROJECT = Path(__file__).parents[1]
 NETWORK = "10.99.0"

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.check.design_matrix import DesignMatrix, DesignRows
-from ssmpi.core.errors import DataError, UserError
 from ssmpi.data import columns
 from ssmpi.data.schema import read_manifest
-from ssmpi.files import atomic_file
+from ssmpi.runtime.errors import DataError, UserError
+from ssmpi.runtime.files import atomic_file
 
 SAMPLE_ROWS = 200_000  # for choosing the settings
 WHOLE_VALUES = 120_000_000  # up to here all training rows are kept in memory, 8 bytes a value, and solved exactly

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
-from ssmpi.core.words import counted
 from ssmpi.data.schema import (
     MISSING_ID,
     RARE_ID,
@@ -21,6 +20,7 @@ from ssmpi.data.schema import (
     read_manifest,
 )
 from ssmpi.data.shard_columns import Columns, read_columns
+from ssmpi.runtime.words import counted
 
 BLOCK_ROWS = 1 << 18
 FOLLOWED_IDS = 1 << 20  # ids are ordered by frequency, so the top ids are far below

@@ -13,9 +13,6 @@ import numpy as np
 from data_prep.files import file_checksum
 from data_prep.shards.provenance import manifest_checksum
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
-from ssmpi.core.documents import parse_json
-from ssmpi.core.errors import DamageError, DataError, json_problem
-from ssmpi.core.words import counted
 from ssmpi.data.schema import (
     MAKE_AGAIN,
     MANIFEST_NAME,
@@ -28,7 +25,10 @@ from ssmpi.data.schema import (
 )
 from ssmpi.data.shard_columns import Lists, read_columns
 from ssmpi.data.values import bad_values, times
-from ssmpi.files import hdf5
+from ssmpi.runtime.documents import parse_json
+from ssmpi.runtime.errors import DamageError, DataError, json_problem
+from ssmpi.runtime.files import hdf5
+from ssmpi.runtime.words import counted
 
 
 @dataclass(frozen=True)

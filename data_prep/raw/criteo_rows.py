@@ -16,8 +16,8 @@ from data_prep.raw.fields import Integer
 from data_prep.raw.parser import ParsedRows, count_rows, parse, room_for, row_end
 from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
 from data_prep.raw.sources import TextStream, estimated_lines, line_of, mark_size
-from ssmpi.core.errors import DataError
 from ssmpi.data.features import CRITEO
+from ssmpi.runtime.errors import DataError
 
 
 class BlockParser:

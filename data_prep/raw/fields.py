@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 Integer = int | np.integer[Any]
 

@@ -25,7 +25,7 @@ from data_prep.raw.fields import (
     word,
 )
 from data_prep.tokens import Tokens
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 # most integers are small: looking up their logarithm is faster than computing it
 LOGARITHMS = np.log1p(np.arange(4096, dtype=np.float64)).astype(np.float32)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ssmpi.core.errors import DataError
+from ssmpi.runtime.errors import DataError
 
 
 def expand(given: Sequence[Path]) -> list[Path]:

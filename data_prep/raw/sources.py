@@ -23,8 +23,8 @@ from data_prep.preparation import DAY_NAME, RawSource
 from data_prep.ranks import RawDataError
 from data_prep.raw.other_formats import binary_format
 from data_prep.raw.quotes import row_ends
-from ssmpi.core.errors import DataError, UserError
-from ssmpi.files import atomic_file
+from ssmpi.runtime.errors import DataError, UserError
+from ssmpi.runtime.files import atomic_file
 
 BLOCK_BYTES = 2 << 20
 SAMPLE_BYTES = 1 << 20

@@ -26,7 +26,7 @@ from ssmpi.data.columns import read_rows
 from ssmpi.data.schema import ShardEntry, lay_out_shard
 from ssmpi.data.shard_columns import Columns, Lists
 from ssmpi.data.shard_frame import Frame, frame_of
-from ssmpi.files import atomic_file
+from ssmpi.runtime.files import atomic_file
 
 
 @dataclass(frozen=True)

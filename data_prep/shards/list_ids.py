@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.token_lists import TokenLists
-from ssmpi.compiled.jit import njit
 from ssmpi.data.features import Features
+from ssmpi.runtime.compiled.jit import njit
 
 
 def packed_limits(features: Features, cardinalities: Sequence[int]) -> list[int]:

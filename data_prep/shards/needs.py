@@ -9,9 +9,9 @@ from data_prep.options import ORDERING_BYTES, list_id_bytes, shard_row_bytes
 from data_prep.preparation import Preparation
 from data_prep.vocabulary.scan import ScanResult
 from data_prep.vocabulary.vocabulary_file import Vocabulary
-from ssmpi.core.errors import DataError
-from ssmpi.core.words import counted
 from ssmpi.data.schema import MANIFEST_NAME
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.words import counted
 
 MOST_FILES = 100_000
 GUESSED_VOCABULARY_BYTES_PER_ROW = 40

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 from data_prep.files import load_json, save_json
 from data_prep.options import PrepareOptions
 from data_prep.preparation import Preparation
-from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import MANIFEST_NAME, SPLITS, VOCABULARY_NAME, WORK_NAME, Manifest, read_manifest
-from ssmpi.files import atomic_file
+from ssmpi.runtime.errors import DataError, UserError
+from ssmpi.runtime.files import atomic_file
 
 OWN_NAMES = {MANIFEST_NAME, VOCABULARY_NAME, WORK_NAME, *SPLITS}
 TEMPORARY = re.compile(atomic_file.temporary(f"{re.escape(MANIFEST_NAME)}|{re.escape(VOCABULARY_NAME)}"))

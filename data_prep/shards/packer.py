@@ -21,7 +21,7 @@ from data_prep.scratch import Scratch
 from data_prep.shards.list_ids import ListGrouping
 from data_prep.shards.packing import pack, row_bytes
 from data_prep.vocabulary.encoding import Encoder
-from ssmpi.files import atomic_file
+from ssmpi.runtime.files import atomic_file
 
 READ_BYTES = 1 << 20
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.raw.fields import word
 from data_prep.raw.parser import logarithm
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 TOGETHER = 64
 SLACK = 8  # readable bytes after the last packed row: columns are read eight bytes at a time

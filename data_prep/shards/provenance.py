@@ -21,9 +21,9 @@ from data_prep.shards.gather import WrittenShard
 from data_prep.splits import Ranges
 from data_prep.vocabulary.scan import PieceRecord
 from data_prep.vocabulary.vocabulary_file import STATED_MIN_COUNTS, Vocabulary
-from ssmpi.core.words import counted
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.schema import VOCABULARY_NAME, Manifest, Split
+from ssmpi.runtime.words import counted
 
 
 def source_checksums(records: Sequence[PieceRecord], sources: int) -> list[str]:

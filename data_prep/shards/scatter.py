@@ -25,7 +25,7 @@ from data_prep.shards.packer import KeptPiece, Packer, file_crc
 from data_prep.shards.packing import group
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.vocabulary.scan import PieceRecord
-from ssmpi.files import atomic_file
+from ssmpi.runtime.files import atomic_file
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.raw.fields import Integer
 from data_prep.splits import Ranges
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SHARD_STREAM, ORDER_STREAM = 1, 2

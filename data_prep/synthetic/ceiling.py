@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 BINS = 1 << 16
 LOGIT_LIMIT = 16.0

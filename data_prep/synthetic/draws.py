@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.columns import DENSE_FEATURES
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 MISSING_INTEGER = -(2**31)
 NEGATIVE_RATE = 0.105  # of I2, the only integer of the Kaggle set that goes below zero

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.columns import DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.synthetic.draws import mix
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 SCHEMA_NAME = "schema.toml"
 SHARES = "0.8,0.1,0.1"  # of train, validation and test in the schema

@@ -27,8 +27,8 @@ from data_prep.synthetic.ceiling import Ceiling
 from data_prep.synthetic.multi_hot import ONE_HOT, MultiHot
 from data_prep.synthetic.teacher import Teacher, TeacherSettings
 from data_prep.synthetic.text_writer import TextWriter, most_row_bytes
-from ssmpi.core.errors import UserError
-from ssmpi.files import atomic_file
+from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.files import atomic_file
 
 TEACHER_NAME = "teacher.json"
 BLOCK_ROWS = 16_384

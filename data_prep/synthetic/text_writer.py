@@ -11,7 +11,7 @@ from data_prep.raw.fields import MINUS, NEWLINE, TAB, ZERO
 from data_prep.synthetic.draws import MISSING_INTEGER
 from data_prep.synthetic.multi_hot import BAR, ONE_HOT, MultiHot, other_token
 from data_prep.synthetic.teacher import DrawnRows
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from data_prep.tokens import Tokens
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 ARROW = {NUMBER: pa.float64(), INTEGER: pa.int64(), STRING: pa.binary(), TIMESTAMP: pa.timestamp("us")}
 ARROW[LIST] = ARROW[WEIGHTS] = ARROW[STRING]  # of text, before it is split

@@ -22,9 +22,9 @@ from data_prep.table.schema import KEYS, MULTILINE, Schema, some
 from data_prep.table.schema_file import read_schema
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary
-from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import Manifest
-from ssmpi.files import atomic_file
+from ssmpi.runtime.errors import DataError, UserError
+from ssmpi.runtime.files import atomic_file
 
 OF_HASHES = "of hashes alone"  # a vocabulary that depends on no row
 

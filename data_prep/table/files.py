@@ -16,7 +16,7 @@ from data_prep.raw.quotes import row_ends
 from data_prep.raw.sources import TextStream, mark_size
 from data_prep.table.arrow_strings import ARROW
 from data_prep.table.schema import LINE, MULTILINE, UNQUOTED, Schema
-from ssmpi.core.errors import DataError
+from ssmpi.runtime.errors import DataError
 
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the value of rows without one
 

@@ -13,7 +13,7 @@ from data_prep.table.arrow_strings import StringReader, missing_values
 from data_prep.table.files import splits_of_files
 from data_prep.table.rows import RowBuilder, TableRows
 from data_prep.table.schema import KEYS, STRING, Schema, some
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 UNSCALED = 1000  # values from here on are far from those that networks are made for
 

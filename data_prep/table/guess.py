@@ -23,8 +23,8 @@ from data_prep.table.guess_label import GIVES_AWAY, TEXTS, area_alone, guess_lab
 from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
 from data_prep.table.schema import BRACKETS, LINE, UNQUOTED, quoted, some
 from data_prep.table.text_values import MOMENT, lists_in_brackets, times_of
-from ssmpi.core.errors import DataError
-from ssmpi.core.words import counted
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.words import counted
 
 SEPARATORS = "\t,;|\x01"  # the last one is Hive's
 TIMES = ("time", "timestamp", "datetime", "date", "ts")

@@ -17,8 +17,8 @@ import numpy as np
 
 from data_prep.table.rows import TableRows
 from data_prep.tokens import Tokens
-from ssmpi.compiled.jit import njit
-from ssmpi.files import atomic_file
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.files import atomic_file
 
 FILE_BYTES = 16 << 20  # about: what has been read gives its memory and disk to what is written
 SAME = "same"  # as in the block before, such as the tokens of a dictionary

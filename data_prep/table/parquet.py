@@ -22,7 +22,7 @@ from data_prep.table.format import TableFormat
 from data_prep.table.kept_rows import ROW_BYTES, VALUE_BYTES, RowWriter, read_rows
 from data_prep.table.rows import Place, Problem, TableRows, without
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
-from ssmpi.core.errors import DataError
+from ssmpi.runtime.errors import DataError
 
 BATCH_ROWS = 1 << 14
 READ_ROWS = 1 << 16  # a dictionary comes anew with each read: so one serves several batches

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.core.errors import UserError
 from ssmpi.data.features import Features, ListOptions
+from ssmpi.runtime.errors import UserError
 
 NUMBER, INTEGER, STRING, TIMESTAMP = "number", "integer", "string", "timestamp"
 LIST, WEIGHTS = "list", "weights"

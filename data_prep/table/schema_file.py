@@ -28,10 +28,10 @@ from data_prep.table.schema import (
     SplitRule,
     some,
 )
-from ssmpi.core.documents import parse_toml
-from ssmpi.core.errors import UserError
 from ssmpi.data.features import POOLINGS
 from ssmpi.data.schema import SPLITS
+from ssmpi.runtime.documents import parse_toml
+from ssmpi.runtime.errors import UserError
 
 RULE = re.compile(r"\s*(\S+)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 SPLIT_KEYS = {

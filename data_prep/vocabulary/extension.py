@@ -17,8 +17,8 @@ import numpy as np
 from data_prep.files import file_checksum
 from data_prep.options import FREQUENCY, PrepareOptions
 from data_prep.vocabulary.vocabulary_file import Merged, MergedFeature, Vocabulary, read_vocabulary
-from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import EXTENDS
+from ssmpi.runtime.errors import DataError, UserError
 
 LONGEST = 500  # checksums of 64 characters in an attribute of HDF5, which holds 64 KiB
 

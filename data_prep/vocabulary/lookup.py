@@ -7,9 +7,9 @@ import numpy as np
 from data_prep.raw.fields import Integer
 from data_prep.tokens import Tokens
 from data_prep.vocabulary.tables import HALF, MIX
-from ssmpi.compiled.cache_lines import ask
-from ssmpi.compiled.jit import njit
 from ssmpi.data.schema import MISSING_ID, RARE_ID
+from ssmpi.runtime.compiled.cache_lines import ask
+from ssmpi.runtime.compiled.jit import njit
 
 LOAD = 0.75  # of tables that do not grow
 AHEAD = 16  # rows between the one being looked up and the one whose slot is prefetched

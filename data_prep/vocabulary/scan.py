@@ -19,8 +19,8 @@ from data_prep.options import DLRM, PrepareOptions
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Tally
 from data_prep.progress import ProgressBar
 from data_prep.vocabulary.tables import CountTable, FirstTable, TokenTable, WideCountTable
-from ssmpi.core.errors import DataError
 from ssmpi.data.schema import SPLITS
+from ssmpi.runtime.errors import DataError
 
 PIECES_PER_RUN = 64
 SCAN, FIT = "scan", "fit"  # folders of scans: of all rows, or of those that the vocabulary is fitted on

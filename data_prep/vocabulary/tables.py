@@ -12,8 +12,8 @@ import numpy as np
 
 from data_prep.raw.fields import Integer
 from data_prep.tokens import Tokens
-from ssmpi.compiled.cache_lines import ask_to_write
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.cache_lines import ask_to_write
+from ssmpi.runtime.compiled.jit import njit
 
 FIRST_BITS = 10
 LOAD = 0.6

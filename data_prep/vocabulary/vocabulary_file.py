@@ -23,11 +23,11 @@ from data_prep.files import whole
 from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
 from data_prep.vocabulary.lookup import lookup_table
 from data_prep.vocabulary.scan import Spill
-from ssmpi.core.documents import parse_json
-from ssmpi.core.errors import DamageError, DataError
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, expected_collisions
-from ssmpi.files import hdf5
+from ssmpi.runtime.documents import parse_json
+from ssmpi.runtime.errors import DamageError, DataError
+from ssmpi.runtime.files import hdf5
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)

@@ -13,7 +13,7 @@ from ssmpi.cli.commands import given_inputs
 from ssmpi.cli.options import add_options, taken
 from ssmpi.cli.recovery_arguments import add_inputs
 from ssmpi.cli.subcommand import add, add_overrides, add_run_file
-from ssmpi.files import log
+from ssmpi.runtime.files import log
 
 
 def parser() -> argparse.ArgumentParser:

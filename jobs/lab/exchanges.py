@@ -19,9 +19,9 @@ from ssmpi import compress
 from ssmpi.bench.compression import timed
 from ssmpi.bench.options import CompressionOptions
 from ssmpi.compress import CodecOptions, MirrorReceiver, MirrorSender, ShardCodecs
-from ssmpi.core.settings import EXAMPLES
-from ssmpi.core.traffic import Traffic
-from ssmpi.files import atomic_file
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.settings import EXAMPLES
+from ssmpi.runtime.traffic import Traffic
 from ssmpi.sync import pushes
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
 from ssmpi.sync.exchange import merge_difference

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssmpi.bench.options import folder, only, option
-from ssmpi.core.settings import EXAMPLES, SECONDS, positive, require, within
+from ssmpi.runtime.settings import EXAMPLES, SECONDS, positive, require, within
 
 SHAPES = 0.1, 1000.0  # of the times between losses: from bursts to nearly even intervals
 

@@ -16,14 +16,14 @@ from ssmpi.bench.harness import rank
 from ssmpi.bench.harness.conversations import ServedThrough
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.loop import TrainerView
-from ssmpi.comm.messages import Conversation
-from ssmpi.core.protocols import Arrival, MPIRequest
-from ssmpi.core.topology import Role
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.mpi.messages import Conversation
+from ssmpi.runtime.protocols import Arrival, MPIRequest
+from ssmpi.runtime.topology import Role
+from ssmpi.runtime.traffic import Link
 
 if TYPE_CHECKING:
-    from ssmpi.comm.world import MakeConversation
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.runtime.mpi.world import MakeConversation
+    from ssmpi.trainer.trainer import Trainer
 
 CHECKOUT = Path(__file__).parents[2]
 START = "-c", f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); from jobs.lab import rank; rank.main()"

@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import median
 
 from ssmpi.cluster import child_process
-from ssmpi.core.errors import DataError, PeerError
-from ssmpi.files import log
-from ssmpi.files.log import ENDS
-from ssmpi.files.run_files import METRICS
-from ssmpi.host.mpi_environment import PYTHON
-from ssmpi.recovery.state import RecoveryState
+from ssmpi.runtime.errors import DataError, PeerError
+from ssmpi.runtime.files import log
+from ssmpi.runtime.files.log import ENDS
+from ssmpi.runtime.files.run_files import METRICS
+from ssmpi.runtime.host.mpi_environment import PYTHON
+from ssmpi.state.recovery.state import RecoveryState
 
 TIMEOUT_SECONDS = 120.0  # until a job trains, at first or after a kill
 POLL_SECONDS = 0.005

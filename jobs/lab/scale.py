@@ -20,10 +20,10 @@ from jobs.lab import restart_time
 from jobs.lab.options import ScaleOptions
 from ssmpi.bench.harness import data
 from ssmpi.cluster.launch import launch
-from ssmpi.core.errors import DataError
-from ssmpi.core.topology import Topology
-from ssmpi.files import atomic_file, log
-from ssmpi.run.request import RunRequest
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files import atomic_file, log
+from ssmpi.runtime.topology import Topology
+from ssmpi.state.request import RunRequest
 
 TINY = ("data.batch_size=64", "model.bottom=[32,16]", "model.top=[32,1]", "sync.algorithm=easgd")
 QUIET = ("evaluate.split=none", "evaluate.final=none", "run.tensorboard=false", "checkpoint.every_minutes=0")

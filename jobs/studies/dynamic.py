@@ -35,9 +35,9 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from ssmpi.core.quality import entropy
 from ssmpi.data.schema import MANIFEST_NAME, read_manifest
 from ssmpi.embedding.dynamic_options import KeyOptions
+from ssmpi.runtime.quality import entropy
 
 HERE = Path(__file__).parent
 OUT, DATA, WORK = HERE / "dynamic.jsonl", Path("data/movielens"), Path("runs/studies/dynamic")

@@ -18,8 +18,8 @@ import numpy as np
 
 from ssmpi import compress
 from ssmpi.bench.options import CompressionOptions
-from ssmpi.core.settings import EXAMPLES
-from ssmpi.files import atomic_file
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.settings import EXAMPLES
 
 T = TypeVar("T")
 

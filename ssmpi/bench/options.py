@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmpi.core.settings import COUNT, EXAMPLES, SECONDS, positive, require, within
+from ssmpi.runtime.settings import COUNT, EXAMPLES, SECONDS, positive, require, within
 
 CODECS = "dense", "bf16", "threshold:0.95", "threshold:0.99", "threshold:0.99:bf16", "random-k:0.99"
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from ssmpi.bench.harness import data, reporting, table_files
 from ssmpi.bench.harness.reporting import chosen, publish, say
 from ssmpi.bench.options import PrepareOptions
-from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.schema import read_manifest
-from ssmpi.host.mpi_environment import PYTHON
+from ssmpi.runtime.errors import DataError, SettingsError
+from ssmpi.runtime.host.mpi_environment import PYTHON
 
 RESULT = "prepare.json"
 START_ROWS, SHORT_ROWS = 5_000, 200_000

@@ -21,8 +21,6 @@ import numpy as np
 
 from ssmpi.bench.compression import timed
 from ssmpi.bench.options import TablesOptions
-from ssmpi.compiled.jit import njit
-from ssmpi.core.row_layout import RowLayout
 from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
@@ -35,7 +33,9 @@ from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowOptions
 from ssmpi.embedding.transport import RemoteTables
-from ssmpi.files import atomic_file
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.row_layout import RowLayout
 
 STATIC, ARRIVAL, RANDOM, DYNAMIC = "static, by frequency", "static, as keys arrived", "static, at random", "dynamic"
 STATIC_SENT, DYNAMIC_SENT = "static, by messages", "dynamic, by messages"

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 
 from ssmpi.cli.arguments import parser
-from ssmpi.comm import failure
-from ssmpi.core.errors import UserError
-from ssmpi.host import launcher_env
-from ssmpi.host.mpi_environment import home, remove_binding
-from ssmpi.host.startup import print_any_text
+from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.host import launcher_env
+from ssmpi.runtime.host.mpi_environment import home, remove_binding
+from ssmpi.runtime.host.startup import print_any_text
+from ssmpi.runtime.mpi import failure
 
 
 def main(arguments: Sequence[str] | None = None, top: argparse.ArgumentParser | None = None) -> None:

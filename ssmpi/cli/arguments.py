@@ -11,7 +11,7 @@ from ssmpi.cli import commands
 from ssmpi.cli.bench import add_benchmarks
 from ssmpi.cli.recovery_arguments import add_recovery_plan
 from ssmpi.cli.subcommand import add, add_run_file
-from ssmpi.files.run_files import DELTA, EXPORTS, REPORT
+from ssmpi.runtime.files.run_files import DELTA, EXPORTS, REPORT
 
 if TYPE_CHECKING:
     from ssmpi.cli.subcommand import Commands

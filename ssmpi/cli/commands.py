@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.cli.options import listed
-from ssmpi.comm import signals
-from ssmpi.comm.starting import StartWatch
-from ssmpi.core.errors import STOPPED, SettingsError, TopologyError
-from ssmpi.files import log
-from ssmpi.host.mpi_environment import make_segments_folder
-from ssmpi.host.startup import without_garbage_collection
-from ssmpi.recovery.inputs import INPUTS
+from ssmpi.runtime.errors import STOPPED, SettingsError, TopologyError
+from ssmpi.runtime.files import log
+from ssmpi.runtime.host.mpi_environment import make_segments_folder
+from ssmpi.runtime.host.startup import without_garbage_collection
+from ssmpi.runtime.mpi import signals
+from ssmpi.runtime.mpi.starting import StartWatch
+from ssmpi.state.recovery.inputs import INPUTS
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
-    from ssmpi.run.request import RunRequest
+    from ssmpi.state.request import RunRequest
 
 
 PREDICTS = ("trainers", "step_ms", "link_mb")
@@ -36,14 +36,14 @@ def train(arguments: argparse.Namespace) -> int:
     make_segments_folder()
     starting = contextlib.ExitStack()
     starting.enter_context(without_garbage_collection())
-    from ssmpi.comm.world import joined
+    from ssmpi.runtime.mpi.world import joined
 
     log.set_terminal(arguments.terminal)
     with joined(watch) as job, contextlib.ExitStack() as held:
         from ssmpi import train as story
-        from ssmpi.recovery import restart  # in the job, so that an error here is printed once
-        from ssmpi.report import plot
-        from ssmpi.run import resume
+        from ssmpi.state import resume
+        from ssmpi.state.recovery import restart  # in the job, so that an error here is printed once
+        from ssmpi.tools.report import plot
 
         log.configure(job.who, verbose=job.rank == 0)
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))
@@ -71,8 +71,8 @@ def train(arguments: argparse.Namespace) -> int:
 
 def requested(arguments: argparse.Namespace) -> RunRequest:
     """The run that ``train`` or ``launch`` was asked for."""
-    from ssmpi.recovery.start import Supervised
-    from ssmpi.run.request import RunRequest
+    from ssmpi.state.recovery.start import Supervised
+    from ssmpi.state.request import RunRequest
 
     run_file, overrides = arguments.run_file, overrides_of(arguments)
     if arguments.resume and run_file and "=" in str(run_file):  # with --resume the run file may be left out
@@ -119,9 +119,9 @@ def plan(arguments: argparse.Namespace) -> int:
     from ssmpi.cluster import site
     from ssmpi.config import load
     from ssmpi.data.schema import read_manifest
-    from ssmpi.host.host_memory import memory_limit
-    from ssmpi.run import memory_fit
-    from ssmpi.run.requirements import placement_of, splits_to_score
+    from ssmpi.runtime.host.host_memory import memory_limit
+    from ssmpi.state import memory_fit
+    from ssmpi.state.requirements import placement_of, splits_to_score
     from ssmpi.tools import plan as planner
     from ssmpi.tools import recovery_plan
 
@@ -241,7 +241,7 @@ def apply(arguments: argparse.Namespace) -> int:
 
 def summary(arguments: argparse.Namespace) -> int:
     """``ssmpi summary``."""
-    from ssmpi.report import table
+    from ssmpi.tools.report import table
 
     print(table(arguments.run, arguments.baseline, arguments.teacher))
     return 0
@@ -249,8 +249,8 @@ def summary(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """``ssmpi report``; 2 if a run has nothing to show, after a page with the others."""
-    from ssmpi.comm.failure import say
-    from ssmpi.report import read, write
+    from ssmpi.runtime.mpi.failure import say
+    from ssmpi.tools.report import read, write
 
     runs: dict[str, Path] = {}
     for run in arguments.runs:  # one run by two paths is no second one

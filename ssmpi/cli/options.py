@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from ssmpi.core.errors import SettingsError
+from ssmpi.runtime.errors import SettingsError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ssmpi.recovery.inputs import INPUTS
+from ssmpi.state.recovery.inputs import INPUTS
 
 
 def add_recovery_plan(sub: argparse.ArgumentParser) -> None:

@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from ssmpi.comm import failure
-from ssmpi.core.errors import UserError
+from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.mpi import failure
 
 Output = int | IO[str] | None
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux; execve keeps it

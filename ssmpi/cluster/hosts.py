@@ -16,8 +16,8 @@ from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.requeue import say
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
-from ssmpi.core.errors import UserError
-from ssmpi.core.topology import Topology
+from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.topology import Topology
 
 
 class Hosts:

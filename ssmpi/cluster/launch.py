@@ -29,13 +29,13 @@ from ssmpi.cluster.session_folder import session_folder
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import POLL_SECONDS, StopSignals
 from ssmpi.config import Config
-from ssmpi.core.errors import LOST, STOPPED, UserError
-from ssmpi.files.run_files import LAUNCH_LOCK
-from ssmpi.host.mpi_environment import PASSED_ON, PYTHON, environment
-from ssmpi.recovery.state import Left, RecoveryState
-from ssmpi.run import memory_fit
-from ssmpi.run.request import RunRequest
-from ssmpi.run.run_lock import LaunchLock
+from ssmpi.runtime.errors import LOST, STOPPED, UserError
+from ssmpi.runtime.files.run_files import LAUNCH_LOCK
+from ssmpi.runtime.host.mpi_environment import PASSED_ON, PYTHON, environment
+from ssmpi.state import memory_fit
+from ssmpi.state.recovery.state import Left, RecoveryState
+from ssmpi.state.request import RunRequest
+from ssmpi.state.run_lock import LaunchLock
 
 UNHANDLED = (-signal.SIGUSR1, 128 + signal.SIGUSR1)  # exit codes of a signal before its handler was installed
 ANSWER_SECONDS = 10.0  # for a host to answer

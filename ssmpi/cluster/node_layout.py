@@ -9,11 +9,11 @@ from functools import cached_property
 
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
-from ssmpi.core.errors import TopologyError
-from ssmpi.core.topology import Role, Topology
-from ssmpi.core.words import counted
 from ssmpi.embedding.placement import Placement
-from ssmpi.run.requirements import checkpoint_copies, memory_of_ranks, placement_of
+from ssmpi.runtime.errors import TopologyError
+from ssmpi.runtime.topology import Role, Topology
+from ssmpi.runtime.words import counted
+from ssmpi.state.requirements import checkpoint_copies, memory_of_ranks, placement_of
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
-from ssmpi.core.errors import LOST, STOPPED
-from ssmpi.files import attempts, log, result_marker
-from ssmpi.files.run_files import RESULT_NAME
-from ssmpi.host.mpi_environment import START_LIMIT
+from ssmpi.runtime.errors import LOST, STOPPED
+from ssmpi.runtime.files import attempts, log, result_marker
+from ssmpi.runtime.files.run_files import RESULT_NAME
+from ssmpi.runtime.host.mpi_environment import START_LIMIT
 
 REFUSED = 2  # exit code of errors that the user can fix, also of ranks that did not start the run
 OWN_EXIT_CODES = (1, REFUSED, 130)  # exit codes of ssmpi for errors that another launch would repeat

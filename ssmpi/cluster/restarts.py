@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.cluster.requeue import say
-from ssmpi.comm import memory_use
-from ssmpi.core.errors import DIVERGED, OUT_OF_MEMORY, DataError
-from ssmpi.files import log
-from ssmpi.host import memory_folder
-from ssmpi.host.host_memory import oom_kills
-from ssmpi.host.mpi_environment import SEGMENTS
-from ssmpi.recovery.start import Supervised
-from ssmpi.recovery.state import Record, RecoveryState
+from ssmpi.runtime.errors import DIVERGED, OUT_OF_MEMORY, DataError
+from ssmpi.runtime.files import log
+from ssmpi.runtime.host import memory_folder
+from ssmpi.runtime.host.host_memory import oom_kills
+from ssmpi.runtime.host.mpi_environment import SEGMENTS
+from ssmpi.runtime.mpi import memory_use
+from ssmpi.state.recovery.start import Supervised
+from ssmpi.state.recovery.state import Record, RecoveryState
 
 if TYPE_CHECKING:
-    from ssmpi.core.run_options import RecoveryOptions
-    from ssmpi.recovery.state import Left
+    from ssmpi.runtime.run_options import RecoveryOptions
+    from ssmpi.state.recovery.state import Left
 
 NOT_BEGUN = 2  # restarts of a run that has not begun: what prevented it twice prevents it again
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a restart after one that trained on nothing new

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssmpi.host.mpi_environment import SESSION_OWNER, SESSIONS, own_session
+from ssmpi.runtime.host.mpi_environment import SESSION_OWNER, SESSIONS, own_session
 
 VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"  # where mpirun keeps its session files
 

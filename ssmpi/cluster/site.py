@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ssmpi.core import settings
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import COUNT, positive, printable, require, within
+from ssmpi.runtime import settings
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import COUNT, positive, printable, require, within
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
-from ssmpi.comm import signals
+from ssmpi.runtime.mpi import signals
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -14,20 +14,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ssmpi import __version__
-from ssmpi.checkpoint import disk
 from ssmpi.cluster import site
 from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config, save
-from ssmpi.core import settings
-from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.data.schema import read_manifest
-from ssmpi.files.run_files import BATCH_FILE, BATCH_LOG, OWN_CODE, RUN_FILE, SITE_FILE, VERSIONS
-from ssmpi.files.writable import check_writable
-from ssmpi.host.mpi_environment import remove_session
-from ssmpi.host.packages import package_versions
-from ssmpi.run import continued
-from ssmpi.run.requirements import composed, splits_to_score
+from ssmpi.runtime import settings
+from ssmpi.runtime.errors import SettingsError, UserError
+from ssmpi.runtime.files.run_files import BATCH_FILE, BATCH_LOG, OWN_CODE, RUN_FILE, SITE_FILE, VERSIONS
+from ssmpi.runtime.files.writable import check_writable
+from ssmpi.runtime.host.mpi_environment import remove_session
+from ssmpi.runtime.host.packages import package_versions
+from ssmpi.state import continued
+from ssmpi.state.checkpoint import disk
+from ssmpi.state.requirements import composed, splits_to_score
 
 FILES = (RUN_FILE, SITE_FILE, BATCH_FILE, VERSIONS)
 

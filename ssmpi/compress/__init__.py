@@ -26,7 +26,7 @@ from ssmpi.compress.payload import (
 )
 from ssmpi.compress.random_k import RandomK
 from ssmpi.compress.threshold import Threshold
-from ssmpi.core import user_code
+from ssmpi.runtime import user_code
 
 CODECS: dict[str, type[Codec]] = {"dense": Dense, "bf16": BF16, "threshold": Threshold, "random-k": RandomK}
 

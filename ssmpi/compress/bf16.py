@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compiled.bfloat16 import from_bf16, to_bf16
 from ssmpi.compress.codec import Codec, CodecOptions, Nanoseconds, finite
 from ssmpi.compress.payload import DENSE_HALF, HEADER, payload_bytes, seal
+from ssmpi.runtime.compiled.bfloat16 import from_bf16, to_bf16
 
 
 class BF16(Codec):

@@ -18,8 +18,8 @@ import numpy as np
 
 from ssmpi.compress import kernels
 from ssmpi.compress.payload import DENSE, HEADER, SPARSE, SPARSE_HALF, most_bytes, payload_bytes, seal
-from ssmpi.core.errors import DIVERGED, SettingsError, TrainingError
-from ssmpi.core.settings import EXAMPLES, require, within
+from ssmpi.runtime.errors import DIVERGED, SettingsError, TrainingError
+from ssmpi.runtime.settings import EXAMPLES, require, within
 
 BLOCK, TINY = kernels.BLOCK, float(np.finfo(np.float32).smallest_subnormal)
 REFRESHES = ("doubling", "plain")

@@ -9,8 +9,8 @@ import numpy as np
 
 from ssmpi.compress.codec import Codec, Nanoseconds, finite
 from ssmpi.compress.payload import CUSTOM, DECODERS, HEADER, seal
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.user_code import GUIDE
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.user_code import GUIDE
 
 WORDS = 8  # bytes before a body: the codec's number, and the body's length
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 BLOCK = 65_536  # entries whose places fit into 16 bits
 BITMAP = 1 << 31  # in a block's first word: places are bits, not numbers

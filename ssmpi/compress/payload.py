@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ssmpi.compiled.bfloat16 import from_bf16
 from ssmpi.compress import kernels
 from ssmpi.compress.kernels import BLOCK
-from ssmpi.core.errors import PeerError
+from ssmpi.runtime.compiled.bfloat16 import from_bf16
+from ssmpi.runtime.errors import PeerError
 
 MARK = 0x55C0DE00
 DENSE, DENSE_HALF, SPARSE, SPARSE_HALF, CUSTOM = range(5)  # kinds

@@ -7,12 +7,12 @@ from io import FileIO
 
 import numpy as np
 
-from ssmpi.compiled.cache_lines import ask_for_bytes
-from ssmpi.compiled.jit import njit
-from ssmpi.core.bags import Bags, IdRoom
 from ssmpi.data import columns
 from ssmpi.data.batch import Batch
 from ssmpi.data.features import Features
+from ssmpi.runtime.bags import Bags, IdRoom
+from ssmpi.runtime.compiled.cache_lines import ask_for_bytes
+from ssmpi.runtime.compiled.jit import njit
 
 NO_LIST, SUM, MEAN = range(3)  # kinds of sparse features
 STARTS_AHEAD, ROWS_AHEAD = 8, 4  # rows between the one being taken and the one being prefetched

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 NO_KEYS = np.empty((0, 0), np.int64)
 

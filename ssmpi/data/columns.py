@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.core.errors import DamageError, DataError
 from ssmpi.data.schema import MAKE_AGAIN, Manifest, ShardEntry, open_shard
 from ssmpi.data.shard_columns import Columns, Lists, kinds
 from ssmpi.data.values import bad_values
+from ssmpi.runtime.errors import DamageError, DataError
 
 SLICE = 1 << 24  # bytes read and hashed at a time, both without the GIL
 REPAIR = "correct or leave out such rows where the data comes from, then prepare the data again"

@@ -15,8 +15,8 @@ from ssmpi.data.stream import Stream
 from ssmpi.data.trained_rows import Deal, TrainedRows
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
-    from ssmpi.core.topology import Topology
+    from ssmpi.runtime.mpi.messages import Conversation
+    from ssmpi.runtime.topology import Topology
 
 
 @dataclass(frozen=True)

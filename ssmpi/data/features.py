@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ssmpi.core.errors import DataError
+from ssmpi.runtime.errors import DataError
 
 POOLINGS = ("sum", "mean")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ssmpi.files.atomic_file import WRITE_BYTES
+from ssmpi.runtime.files.atomic_file import WRITE_BYTES
 
 OVERHEAD = 1 << 14  # bytes of headers, and for each group
 KEEP_SIZE = 1  # of fallocate(2): the file does not become longer

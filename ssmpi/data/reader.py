@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.core.errors import DamageError, DataError
-from ssmpi.core.settings import COUNT, require, within
 from ssmpi.data import columns
 from ssmpi.data.bag_batch import BagBatch, ListReader
 from ssmpi.data.batch import Batch
 from ssmpi.data.schema import MAKE_AGAIN, Manifest, open_shard, read_manifest
+from ssmpi.runtime.errors import DamageError, DataError
+from ssmpi.runtime.settings import COUNT, require, within
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ from typing import Any
 
 import h5py
 
-from ssmpi.core.documents import parse_json
-from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, Features, GroupColumn
 from ssmpi.data.shard_columns import Columns, kinds
 from ssmpi.data.shard_frame import frame_checksum
-from ssmpi.files import atomic_file, hdf5
+from ssmpi.runtime.documents import parse_json
+from ssmpi.runtime.errors import DamageError, DataError, json_problem
+from ssmpi.runtime.files import atomic_file, hdf5
 
 ONE_ID, WITH_LISTS, WITH_KEYS = 1, 2, 3  # versions: of sets with one id a feature; with lists; with keys
 SHARD_FORMAT = "ssmpi-shard"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.core.errors import DataError
 from ssmpi.data.features import Features
+from ssmpi.runtime.errors import DataError
 
 Kinds = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each column, by name
 

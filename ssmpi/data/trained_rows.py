@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ssmpi.comm.rank_memory import Note
 from ssmpi.data.position import Piece, Position, Rows
+from ssmpi.runtime.mpi.rank_memory import Note
 
 if TYPE_CHECKING:
-    from ssmpi.comm.rank_memory import RankMemory
+    from ssmpi.runtime.mpi.rank_memory import RankMemory
 
 
 class Deal(NamedTuple):

@@ -9,10 +9,6 @@ import math
 import numpy as np
 from numba import uint64
 
-from ssmpi.compiled import atomic
-from ssmpi.compiled.cache_lines import ask, ask_for_bytes, ask_to_write
-from ssmpi.compiled.jit import njit
-from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import initial_rows, mix
 from ssmpi.embedding.key_kernels import (
     ADMITTED,
@@ -30,6 +26,10 @@ from ssmpi.embedding.key_kernels import (
     insert,
     slots_of,
 )  # fmt: skip
+from ssmpi.runtime.compiled import atomic
+from ssmpi.runtime.compiled.cache_lines import ask, ask_for_bytes, ask_to_write
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import array_at
 
 # Places in the words of a table: head with maps, keys, dates and sightings; weights and state; of its rule sightings
 # with seed, table, floats of the vector and the most keys, and chance with bound and initial state

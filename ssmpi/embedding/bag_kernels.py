@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
-from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import gather, route_bags
 from ssmpi.embedding.lookup_kernels import (
     BASES,
@@ -28,6 +26,8 @@ from ssmpi.embedding.lookup_kernels import (
     by_row,
     update_rows,
 )
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import array_at
 
 
 @njit(cache=True, nogil=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssmpi.core.bags import Bags
 from ssmpi.embedding import bag_kernels
 from ssmpi.embedding.lookup import Lookup, LookupBuffers, Room
 from ssmpi.embedding.placement import Placement
+from ssmpi.runtime.bags import Bags
 
 
 class BagLookup(Lookup):

@@ -12,9 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ssmpi.core.bags import Bags
-from ssmpi.core.errors import TrainingError
-from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.bag_lookup import BagLookup
 from ssmpi.embedding.key_lookup import DistinctIds, KeyLookup
 from ssmpi.embedding.lookup import Lookup, LookupBuffers, Room, all_mapped
@@ -23,6 +20,9 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooled_lookup import PooledLookup
 from ssmpi.embedding.pooling import pooled_tables
 from ssmpi.embedding.table import RowOptions
+from ssmpi.runtime.bags import Bags
+from ssmpi.runtime.errors import TrainingError
+from ssmpi.runtime.protocols import RowTransport
 
 
 class HasIds(Protocol):

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import COUNT, EXAMPLES, require, suggestion, within
 from ssmpi.embedding.key_kernels import RESERVED
 from ssmpi.embedding.key_layout import KeyLayout
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import COUNT, EXAMPLES, require, suggestion, within
 
 SLACK = 6.0  # standard deviations by which the saved keys of a PS may be more than its share
 

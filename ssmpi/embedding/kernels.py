@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numba import uint64
 
-from ssmpi.compiled.cache_lines import ask_for_row
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.cache_lines import ask_for_row
+from ssmpi.runtime.compiled.jit import njit
 
 EMPTY = np.int64(-1)
 

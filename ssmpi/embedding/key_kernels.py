@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from ssmpi.compiled import atomic
-from ssmpi.compiled.jit import njit
 from ssmpi.embedding.kernels import mix
+from ssmpi.runtime.compiled import atomic
+from ssmpi.runtime.compiled.jit import njit
 
 RESERVED = 2  # rows at the beginning of each keyed table: ids 0, missing, and 1, shared by keys without a row
 SHARED_ID = 1

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ssmpi.compiled.kernel_args import KernelArgs
 from ssmpi.embedding import key_lookup_kernels
+from ssmpi.runtime.compiled.kernel_args import KernelArgs
 
 
 class KeyTables(Protocol):

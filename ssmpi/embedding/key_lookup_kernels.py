@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from ssmpi.compiled.cache_lines import ask, ask_to_write
-from ssmpi.compiled.jit import njit
-from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import mix, numbered
 from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN, SHARED_ID, find, owner_of, slots_of
+from ssmpi.runtime.compiled.cache_lines import ask, ask_to_write
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import array_at
 
 AWAITED = -2  # in place of the id of a key whose PS is asked together with its row
 

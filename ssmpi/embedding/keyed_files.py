@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
-from ssmpi.core.errors import DataError
 from ssmpi.embedding.key_kernels import ADMITTED, REFUSED, RESERVED, owners_of
+from ssmpi.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from ssmpi.embedding.keyed_table import KeyedTable

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from ssmpi.comm.shared_memory import Memory
     from ssmpi.embedding.placement import Part, Placement
+    from ssmpi.runtime.mpi.shared_memory import Memory
 
 
 class KeyMemory:

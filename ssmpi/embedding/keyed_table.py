@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssmpi.compiled.kernel_args import KernelArgs
-from ssmpi.core.errors import DataError
 from ssmpi.embedding import admission_kernels
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding.dynamic_options import KeyOptions
 from ssmpi.embedding.keyed_memory import Allocator
-from ssmpi.files.log import log
+from ssmpi.runtime.compiled.kernel_args import KernelArgs
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files.log import log
 
 FREED = 8  # a full table frees one row in so many
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from ssmpi.comm.in_process import AnsweringJob, Channel, InProcessConversation
-from ssmpi.comm.service import Service
-from ssmpi.comm.waiting import WaitOptions
-from ssmpi.core.topology import Role, Topology
-from ssmpi.core.traffic import Traffic, meter
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena, RowOptions
 from ssmpi.embedding.trackers import NOTHING, Tracking
 from ssmpi.embedding.transport import RemoteTables
+from ssmpi.runtime.mpi.in_process import AnsweringJob, Channel, InProcessConversation
+from ssmpi.runtime.mpi.service import Service
+from ssmpi.runtime.mpi.waiting import WaitOptions
+from ssmpi.runtime.topology import Role, Topology
+from ssmpi.runtime.traffic import Traffic, meter
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
+    from ssmpi.runtime.mpi.messages import Conversation
 
 NAME = "embedding"  # of the conversation
 WAITING = WaitOptions()

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.core.protocols import RowLookup, RowSet
-from ssmpi.core.traffic import Traffic
 from ssmpi.embedding.table import Arena, Saver
+from ssmpi.runtime.protocols import RowLookup, RowSet
+from ssmpi.runtime.traffic import Traffic
 
 
 class LocalTables:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssmpi.compiled.aligned import aligned
-from ssmpi.compiled.kernel_args import KernelArgs
-from ssmpi.core.protocols import MPIRequest, Request
 from ssmpi.embedding import kernels, lookup_kernels, wire
 from ssmpi.embedding.placement import Placement
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.compiled.kernel_args import KernelArgs
+from ssmpi.runtime.protocols import MPIRequest, Request
 
 
 class Room(NamedTuple):

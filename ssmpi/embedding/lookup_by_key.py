@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssmpi.compiled.aligned import aligned
-from ssmpi.core.protocols import Request
 from ssmpi.embedding import lookup_kernels, wire
 from ssmpi.embedding.key_lookup import NOTHING_AWAITED, DistinctIds
 from ssmpi.embedding.lookup import Lookup, LookupBuffers, Room
 from ssmpi.embedding.placement import Placement
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.protocols import Request
 
 
 class LookupByKey(Lookup):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from ssmpi.compiled.jit import njit
-from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import gather, route, sum_by_row
 from ssmpi.embedding.key_kernels import NOT_FOUND
 from ssmpi.embedding.key_lookup_kernels import route_distinct
 from ssmpi.embedding.row_optimizers import update
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import array_at
 
 # Places in a lookup's arguments. From MAPPED on: weights and state of each PS, empty if they are not mapped here.
 LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, UNIQUE, VALUES, SUMMED, MAPPED = range(0, 26, 2)

@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ssmpi.core.errors import SettingsError, TopologyError
 from ssmpi.embedding.dynamic_options import DynamicOptions, KeyOptions
+from ssmpi.runtime.errors import SettingsError, TopologyError
 
 LARGEST_ARENA = 2**31 - 1
 LARGEST_PIECE = (

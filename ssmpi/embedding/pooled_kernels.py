@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 
 @njit(cache=True, nogil=True)

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssmpi.compiled.aligned import aligned
-from ssmpi.core.bags import Bags
-from ssmpi.core.protocols import Request
 from ssmpi.embedding import bag_kernels, pooled_kernels, wire
 from ssmpi.embedding.bag_lookup import BagLookup
 from ssmpi.embedding.kernels import gather
 from ssmpi.embedding.lookup import LookupBuffers, Room
 from ssmpi.embedding.placement import Placement
+from ssmpi.runtime.bags import Bags
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.protocols import Request
 
 
 class PooledLookup(BagLookup):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssmpi.core.bags import Bags
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import RowOptions
+from ssmpi.runtime.bags import Bags
 
 
 @dataclass(frozen=True)

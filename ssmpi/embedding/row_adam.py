@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from ssmpi.compiled.cache_lines import ask_for_row
-from ssmpi.compiled.jit import njit
-from ssmpi.core.optimizer_options import BETA1, BETA2, EPSILON
+from ssmpi.runtime.compiled.cache_lines import ask_for_row
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.optimizer_options import BETA1, BETA2, EPSILON
 
 
 @njit(cache=True, nogil=True)

@@ -10,12 +10,12 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
-from ssmpi.core import optimizer_options
-from ssmpi.core.optimizer_options import DECAY, EPSILON, KIND, RATE, SHRINK, OptimizerOptions
-from ssmpi.core.row_layout import RowLayout
 from ssmpi.embedding.kernels import grouped_adagrad, rowwise_adagrad, sgd
 from ssmpi.embedding.row_adam import adam, partial_rowwise_adam
+from ssmpi.runtime import optimizer_options
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.optimizer_options import DECAY, EPSILON, KIND, RATE, SHRINK, OptimizerOptions
+from ssmpi.runtime.row_layout import RowLayout
 
 
 class RowOptions(OptimizerOptions, Protocol):

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.comm.push_counts import COUNT, AppliedPushes
-from ssmpi.comm.service import THREADS, Service
 from ssmpi.embedding import bag_kernels, kernels, wire
 from ssmpi.embedding.table import Arena, Saver
-from ssmpi.files.run_files import checkpoint_number
+from ssmpi.runtime.files.run_files import checkpoint_number
+from ssmpi.runtime.mpi.push_counts import COUNT, AppliedPushes
+from ssmpi.runtime.mpi.service import THREADS, Service
 
 
 class EmbeddingServer:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.comm.service import THREADS, request_tag
-from ssmpi.comm.waiting import WaitOptions, wait_all
-from ssmpi.core.protocols import MPIRequest
-from ssmpi.core.topology import Role
 from ssmpi.embedding import wire
+from ssmpi.runtime.mpi.service import THREADS, request_tag
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait_all
+from ssmpi.runtime.protocols import MPIRequest
+from ssmpi.runtime.topology import Role
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
+    from ssmpi.runtime.mpi.messages import Conversation
 
 THREAD = THREADS - 2  # a client id of its own: the main thread may be waiting for another answer
 

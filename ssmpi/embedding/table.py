@@ -12,11 +12,6 @@ from typing import Any, Protocol
 import h5py
 import numpy as np
 
-from ssmpi.comm.shared_memory import Memory, PrivateMemory
-from ssmpi.core import optimizer_options
-from ssmpi.core.errors import DataError
-from ssmpi.core.row_layout import RowLayout
-from ssmpi.core.settings import FLOAT32, require, within
 from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.keyed_files import Continued, KeyedLoad, Loading
@@ -25,7 +20,12 @@ from ssmpi.embedding.keyed_table import Beginning, KeyedTable
 from ssmpi.embedding.keyed_tables import KeyedTables
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
-from ssmpi.files import hdf5
+from ssmpi.runtime import optimizer_options
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files import hdf5
+from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory
+from ssmpi.runtime.row_layout import RowLayout
+from ssmpi.runtime.settings import FLOAT32, require, within
 
 ROWS_AT_A_TIME = 1 << 18  # when loading
 ROWS = "rows"  # the name of an arena in the memory of its rank

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numba import uint64
 
-from ssmpi.compiled.jit import njit
 from ssmpi.embedding.kernels import mix
+from ssmpi.runtime.compiled.jit import njit
 
 MOST_ACCESSES = np.uint32(0xFFFFFFFF)
 SEEN, LISTED, SAMPLED, KNOWN = range(4)  # indexes of the numbers in the head of an SSU list

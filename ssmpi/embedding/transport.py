@@ -11,14 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.comm.push_counts import COUNT, SentPushes
-from ssmpi.comm.service import THREADS, request_tag, say_goodbye
-from ssmpi.comm.shared_memory import attach
-from ssmpi.comm.waiting import WaitOptions, wait_all
-from ssmpi.core.errors import PeerError
-from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
-from ssmpi.core.topology import Role
-from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
 from ssmpi.embedding.keyed_memory import KeyMemory
 from ssmpi.embedding.keyed_table import KeyCounts
@@ -26,9 +18,17 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.status_exchange import StatusExchange
 from ssmpi.embedding.table import RowArray, RowOptions
 from ssmpi.embedding.trackers import NOTHING, Scope, Tracking, scope_of
+from ssmpi.runtime.errors import PeerError
+from ssmpi.runtime.mpi.push_counts import COUNT, SentPushes
+from ssmpi.runtime.mpi.service import THREADS, request_tag, say_goodbye
+from ssmpi.runtime.mpi.shared_memory import attach
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait_all
+from ssmpi.runtime.protocols import MPIRequest, RowLookup, RowSet
+from ssmpi.runtime.topology import Role
+from ssmpi.runtime.traffic import Link
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
+    from ssmpi.runtime.mpi.messages import Conversation
 
 
 class RemoteTables:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ssmpi.core.errors import SettingsError
 from ssmpi.model import custom_code, reference
 from ssmpi.model.network import Network
+from ssmpi.runtime.errors import SettingsError
 
 Named = Sequence[tuple[str, np.ndarray]]  # views of a vector, by parameter
 

@@ -14,9 +14,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ssmpi.compiled.cache_lines import ask
-from ssmpi.compiled.jit import njit
 from ssmpi.model.kernels import move
+from ssmpi.runtime.compiled.cache_lines import ask
+from ssmpi.runtime.compiled.jit import njit
 
 PANEL = 64  # columns: four vectors of 16 float32 sums
 TILE = 16  # words of 32 bits in a vector, and vectors in a square transposed in registers

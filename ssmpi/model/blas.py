@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
 
 TORCH = importlib.util.find_spec("torch")
 LIBRARY = Path(TORCH.origin if TORCH and TORCH.origin else "torch").parent / "lib" / "libtorch_cpu.so"

@@ -19,9 +19,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ssmpi.compiled.jit import njit
 from ssmpi.model import blas, processor
 from ssmpi.model.bfloat16 import PANEL
+from ssmpi.runtime.compiled.jit import njit
 
 # at::native::cpublas::brgemm(M, N, K, ld_a, ld_b, ld_c, add_C, A, B, float *C, is_vnni) of float and of BFloat16, and
 # brgemm_release(is_vnni), which gives up the thread's AMX tiles.

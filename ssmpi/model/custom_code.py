@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ssmpi.core.user_code import is_own, kind_of
 from ssmpi.model.network import Operator
+from ssmpi.runtime.user_code import is_own, kind_of
 
 REMEDY = "jobs/guide/networks.md has an example under 'Custom networks'"
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import types
 
-from ssmpi.core import user_code
-from ssmpi.core.errors import SettingsError
 from ssmpi.model.custom_code import REMEDY
 from ssmpi.model.network import Inputs, Network
+from ssmpi.runtime import user_code
+from ssmpi.runtime.errors import SettingsError
 
 SETTING = "model.name"
 

@@ -7,9 +7,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from ssmpi.core import user_code
-from ssmpi.core.errors import SettingsError
 from ssmpi.model.network import Operator
+from ssmpi.runtime import user_code
+from ssmpi.runtime.errors import SettingsError
 
 REMEDY = (
     "'by_torch(self, parameters, *inputs)' is given its parameters by the names that form gives them, without the "

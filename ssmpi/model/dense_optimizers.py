@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
-from ssmpi.core import optimizer_options
-from ssmpi.core.optimizer_options import BETA1, BETA2, DECAY, EPSILON, KIND, RATE, SHRINK, OptimizerOptions
 from ssmpi.model import kernels
+from ssmpi.runtime import optimizer_options
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.optimizer_options import BETA1, BETA2, DECAY, EPSILON, KIND, RATE, SHRINK, OptimizerOptions
 
 # Further places in the numbers of one step: the rate over the correction of Adam's mean, and 1 over the root of that of
 # its squares.

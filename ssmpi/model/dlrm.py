@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ssmpi.core.settings import require
 from ssmpi.model.network import DENSE, ROWS, Concat, DotInteraction, Inputs, Network, Operator, Slice, mlp
 from ssmpi.model.options import ModelOptions
+from ssmpi.runtime.settings import require
 
 
 def dlrm(options: ModelOptions, inputs: Inputs) -> Network:

@@ -23,11 +23,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from ssmpi.core.settings import require
 from ssmpi.model.dlrm import check_bottom, interaction
 from ssmpi.model.field_operators import Sum
 from ssmpi.model.network import DENSE, Concat, Inputs, Network, Operator, Slice, mlp
 from ssmpi.model.options import ModelOptions
+from ssmpi.runtime.settings import require
 
 
 def dlrm_towers(options: ModelOptions, inputs: Inputs) -> Network:

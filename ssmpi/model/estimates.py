@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ssmpi.core.errors import DataError
 from ssmpi.model.network import Network
 from ssmpi.model.top_k import EXACT, LAPLACE, passing
+from ssmpi.runtime.errors import DataError
 
 # Columns: how many batches the means are of, at most MEMORY; the share of values that are not 0; the mean size of all;
 # the share to become 0; and, counted while scoring, how many values there were and how many passed as others than 0.

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compiled.aligned import aligned
-from ssmpi.compiled.jit import njit
-from ssmpi.compiled.kernel_args import KernelArgs, array_at
 from ssmpi.model import blas, brgemm, gemm, kernels, onednn_gemm
 from ssmpi.model.dense_optimizers import at_step, update
 from ssmpi.model.gemm import Gemm
@@ -32,6 +29,9 @@ from ssmpi.model.program import (
     A,
     Program,
 )
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import KernelArgs, array_at
 
 PIECE = 512  # examples: the fastest of 128 to 2048, measured with 1 MB of L2 cache per core
 

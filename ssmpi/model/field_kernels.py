@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
 from ssmpi.model.kernels import SUMS, column_sums, hand_on
 from ssmpi.model.program import (
     ADD,
@@ -23,6 +22,7 @@ from ssmpi.model.program import (
     TAKE,
     WEIGHT,
 )
+from ssmpi.runtime.compiled.jit import njit
 
 
 @njit(cache=True, nogil=True, fastmath=SUMS)

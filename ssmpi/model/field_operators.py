@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ssmpi.core.settings import within
 from ssmpi.model.operators import Form, Operator, exactly
 from ssmpi.model.options import WIDEST
+from ssmpi.runtime.settings import within
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
 from ssmpi.model import blas, kernels, onednn_gemm
+from ssmpi.runtime.compiled.jit import njit
 
 
 class Gemm(NamedTuple):

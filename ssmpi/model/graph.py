@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ssmpi.core import settings, user_code
-from ssmpi.core.errors import DataError, SettingsError, json_problem
 from ssmpi.model import custom_code, program, zoo
 from ssmpi.model.network import Inputs, Network, Operator
+from ssmpi.runtime import settings, user_code
+from ssmpi.runtime.errors import DataError, SettingsError, json_problem
 
 VERSION = 1
 SHIPPED = __package__  # built-in operators are defined in this package

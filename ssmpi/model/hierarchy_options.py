@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import require
 from ssmpi.model.part import check_owners
 from ssmpi.model.places import PLANS, Places, places_of
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import require
 
 if TYPE_CHECKING:
     from ssmpi.model.network import Network

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
 from ssmpi.model import field_kernels, gemm, kernels, messages, top_k_kernels
 from ssmpi.model.gemm import Gemm
 from ssmpi.model.messages import Mail
@@ -44,6 +43,7 @@ from ssmpi.model.program import (
     B,
     C,
 )
+from ssmpi.runtime.compiled.jit import njit
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -22,11 +22,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ssmpi.compiled.aligned import aligned
-from ssmpi.compiled.jit import njit
-from ssmpi.compiled.kernel_args import array_at
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.model import blas, brgemm, kernels
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import GRADIENTS, WEIGHTS, CompiledStep, finish, mail_of, run_step
@@ -35,6 +30,11 @@ from ssmpi.model.network import floats_in
 from ssmpi.model.part import FACTOR, Part
 from ssmpi.model.program import Program
 from ssmpi.model.replica import ThreadModel
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import array_at
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.protocols import DenseModel, DenseStep
 
 CLOSE = -1  # examples in BEGIN: there are no more
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssmpi.comm.mailbox import DONE, post, take
-from ssmpi.compiled.jit import njit
 from ssmpi.model.program import (
     ADD_A,
     BACK,
@@ -26,6 +24,8 @@ from ssmpi.model.program import (
     THERE,
 )
 from ssmpi.model.sparse_messages import post_kept, take_back, take_kept
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.mpi.mailbox import DONE, post, take
 
 NUMBER, CODE = range(2)
 

@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.row_layout import RowLayout
-from ssmpi.core.words import counted
 from ssmpi.model.operator_checks import check_fields, check_input, check_names
 from ssmpi.model.operators import (
     Concat,
@@ -30,6 +27,9 @@ from ssmpi.model.operators import (
     check_kind,
     exactly,
 )
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.row_layout import RowLayout
+from ssmpi.runtime.words import counted
 
 DENSE, ROWS, WEIGHTS = "dense", "rows", "weights"
 

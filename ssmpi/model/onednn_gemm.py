@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssmpi.compiled.aligned import aligned
-from ssmpi.compiled.cache_lines import FLOATS, ask
-from ssmpi.compiled.jit import njit
 from ssmpi.model import bfloat16, kernels
 from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
 from ssmpi.model.brgemm import NONE, SINGLE_ROWS, Kernels, panel, product
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.compiled.cache_lines import FLOATS, ask
+from ssmpi.runtime.compiled.jit import njit
 
 Layer = tuple[bool, int, int]  # in bfloat16, outputs, inputs
 GROUP = 1 << 18  # floats of the panels that are in cache at the same time

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ssmpi.core import settings
-from ssmpi.core.errors import SettingsError
+from ssmpi.runtime import settings
+from ssmpi.runtime.errors import SettingsError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

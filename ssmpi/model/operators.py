@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import COUNT, within
 from ssmpi.model.operator_checks import check_form
 from ssmpi.model.options import WIDEST
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import COUNT, within
 
 ACTIVATIONS = ("none", "relu", "sigmoid")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.comm.shared_memory import Memory, PrivateMemory
-from ssmpi.compiled.kernel_args import KernelArgs
-from ssmpi.core.optimizer_options import STEP
-from ssmpi.core.protocols import DenseModel, DenseOptimizer
 from ssmpi.model import kernels
 from ssmpi.model.dense_optimizers import optimizer_of
 from ssmpi.model.executor import update_all
 from ssmpi.model.options import DenseOptions
 from ssmpi.model.replica import Replica, ThreadModel
+from ssmpi.runtime.compiled.kernel_args import KernelArgs
+from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory
+from ssmpi.runtime.optimizer_options import STEP
+from ssmpi.runtime.protocols import DenseModel, DenseOptimizer
 
 __all__ = ["ClippedOptimizer", "DenseOptimizer", "ReplicaOptimizer", "dense_optimizer"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from ssmpi.core import optimizer_options
-from ssmpi.core.settings import EXAMPLES, FLOAT32, require, within
 from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
+from ssmpi.runtime import optimizer_options
+from ssmpi.runtime.settings import EXAMPLES, FLOAT32, require, within
 
 WIDEST, DEEPEST = 1_000_000, 1000  # outputs of a layer, layers
 

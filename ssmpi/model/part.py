@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ssmpi.core.errors import SettingsError
 from ssmpi.model.edges import Edge, Mailbox, Receive, Send
 from ssmpi.model.network import DENSE, Inputs, Linear, Network, Operator, Parameter, floats_in
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.places import Places, Shares
 from ssmpi.model.top_k import TopK
+from ssmpi.runtime.errors import SettingsError
 
 Item = Operator | Send | Receive
 

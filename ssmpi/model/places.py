@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import ClassVar, NamedTuple
 
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import suggestion
 from ssmpi.model import custom_code
 from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Linear, Network, Operator
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import suggestion
 
 Shares = dict[int, slice]  # which of a value's columns a member computes, by member, in order
 

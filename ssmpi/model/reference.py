@@ -10,7 +10,6 @@ from functools import cache
 import torch
 from torch.nn.functional import linear
 
-from ssmpi.core import user_code
 from ssmpi.model import custom_operator
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
@@ -27,6 +26,7 @@ from ssmpi.model.network import (
 )
 from ssmpi.model.program import NARROWEST
 from ssmpi.model.top_k import TopK
+from ssmpi.runtime import user_code
 
 ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda values: values,

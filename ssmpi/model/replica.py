@@ -12,10 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.comm.shared_memory import Memory, PrivateMemory
-from ssmpi.compiled.aligned import aligned
-from ssmpi.core.errors import DataError
-from ssmpi.files import hdf5
 from ssmpi.model import blas, brgemm, custom_code
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import CompiledStep, update_all
@@ -25,6 +21,10 @@ from ssmpi.model.parameters import by_name
 from ssmpi.model.part import Part, whole
 from ssmpi.model.program import Program
 from ssmpi.model.top_k import LAPLACE, check_exact, scored
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files import hdf5
+from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.comm.mailbox import BF16, DONE, FLOAT32, LATE, PAYLOAD, mark_empty, may_post, may_take, seal
-from ssmpi.compiled.bfloat16 import from_bf16, to_bf16
-from ssmpi.compiled.jit import njit
-from ssmpi.compiled.kernel_args import numbers_at
 from ssmpi.model import edges
 from ssmpi.model.edges import BYTES, WORDS
+from ssmpi.runtime.compiled.bfloat16 import from_bf16, to_bf16
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import numbers_at
+from ssmpi.runtime.mpi.mailbox import BF16, DONE, FLOAT32, LATE, PAYLOAD, mark_empty, may_post, may_take, seal
 
 coding = njit(cache=True, nogil=True)(edges.coding)
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import suggestion
 from ssmpi.model.network import Linear, Network
 from ssmpi.model.operators import Form, Operator, exactly
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import suggestion
 
 SUFFIX = ".top_k"  # behind the name of the operator whose output it takes
 

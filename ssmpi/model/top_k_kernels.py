@@ -12,10 +12,10 @@ import math
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
 from ssmpi.model.estimates import BATCHES, COLUMNS, MEMORY, NONZERO, PASSED, SHARE, SIZE, VALUES
 from ssmpi.model.kernels import SUMS
 from ssmpi.model.program import ADD_A, BY_A, DETAIL, ESTIMATE, FLAGS, INPUTS, KEPT, KIND, MEASURE, TOP_K
+from ssmpi.runtime.compiled.jit import njit
 
 UNSIGNED = np.int32(0x7FFFFFFF)  # the bits of a float32 but its sign
 NAN = np.int32(0x7F800001)  # the smallest of all NaNs, which stands for all of them

@@ -4,8 +4,6 @@ is a file beside the run file, see ``custom_network``.
 
 from __future__ import annotations
 
-from ssmpi.core import user_code
-from ssmpi.core.errors import SettingsError
 from ssmpi.model import custom_network
 from ssmpi.model.dcn_v2 import dcn_v2
 from ssmpi.model.deepfm import deepfm
@@ -15,6 +13,8 @@ from ssmpi.model.logistic import logistic
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.top_k import with_top_k
+from ssmpi.runtime import user_code
+from ssmpi.runtime.errors import SettingsError
 
 NETWORKS = {"dlrm": dlrm, "dlrm_towers": dlrm_towers, "dcn_v2": dcn_v2, "deepfm": deepfm, "logistic": logistic}
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.core import user_code
-from ssmpi.core.errors import SettingsError, TopologyError
-from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
-from ssmpi.core.topology import Topology
+from ssmpi.runtime import user_code
+from ssmpi.runtime.errors import SettingsError, TopologyError
+from ssmpi.runtime.settings import EXAMPLES, SECONDS, require, within
+from ssmpi.runtime.topology import Topology
 from ssmpi.sync import exchanges
 from ssmpi.sync.algorithms import ALGORITHMS, algorithm_of, check_custom
 from ssmpi.sync.base import ALL_TRAINERS, SYNC_PS, Synchronizer

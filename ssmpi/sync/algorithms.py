@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from types import NoneType
 
-from ssmpi.core import user_code
-from ssmpi.core.settings import require
-from ssmpi.core.user_code import GUIDE
+from ssmpi.runtime import user_code
+from ssmpi.runtime.settings import require
+from ssmpi.runtime.user_code import GUIDE
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.base import Synchronizer
 from ssmpi.sync.bmuf import BMUF

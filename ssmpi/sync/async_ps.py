@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ssmpi.core.protocols import DenseModel, DenseStep
-from ssmpi.core.topology import Role, Topology
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.protocols import DenseModel, DenseStep
+from ssmpi.runtime.topology import Role, Topology
+from ssmpi.runtime.traffic import Link
 from ssmpi.sync.base import SYNC_PS, Synchronizer
 from ssmpi.sync.codecs import codec_of, expected_bytes, pull_codec_of
 from ssmpi.sync.cost import RoundCost

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.comm.waiting import WaitOptions, wait
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
+    from ssmpi.runtime.mpi.messages import Conversation
 
 
 def reduced_bytes(size: int, ranks: int) -> float:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ssmpi.core.protocols import DenseStep, RowTransport
+from ssmpi.runtime.protocols import DenseStep, RowTransport
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import RoundOptions
 
 if TYPE_CHECKING:
-    from ssmpi.core.topology import Topology
+    from ssmpi.runtime.topology import Topology
 
 SYNC_PS, ALL_TRAINERS, ANOTHER_TRAINER = "the sync PSs", "all trainers", "another trainer"
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ssmpi.compiled.jit import njit
-from ssmpi.core.settings import require
-from ssmpi.files.log import log
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.settings import require
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.in_place import Replicas, move, take_mean
@@ -31,7 +31,7 @@ from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
 
 if TYPE_CHECKING:
-    from ssmpi.core.topology import Topology
+    from ssmpi.runtime.topology import Topology
 
 
 @dataclass(frozen=True)

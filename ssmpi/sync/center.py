@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.comm.service import request_tag, say_goodbye
-from ssmpi.comm.waiting import wait, wait_all
+from ssmpi.runtime.mpi.service import request_tag, say_goodbye
+from ssmpi.runtime.mpi.waiting import wait, wait_all
 from ssmpi.sync.center_shard import EXCHANGE, FETCH, START
 from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import RoundOptions

@@ -15,10 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ssmpi.comm.rank_memory import ArrayMemory
-from ssmpi.comm.service import THREADS, Service
-from ssmpi.comm.shared_lock import SharedLock
-from ssmpi.comm.shared_memory import placed
+from ssmpi.runtime.mpi.rank_memory import ArrayMemory
+from ssmpi.runtime.mpi.service import THREADS, Service
+from ssmpi.runtime.mpi.shared_lock import SharedLock
+from ssmpi.runtime.mpi.shared_memory import placed
 from ssmpi.sync.shards import packed
 
 EXCHANGE, FETCH, START, STATE, MAP, APPLIED = range(6)  # kinds of request

@@ -8,9 +8,9 @@ import numpy as np
 
 from ssmpi import compress
 from ssmpi.compress import Codec, CodecOptions, Shards
-from ssmpi.core import user_code
-from ssmpi.core.traffic import Traffic
-from ssmpi.core.user_code import GUIDE
+from ssmpi.runtime import user_code
+from ssmpi.runtime.traffic import Traffic
+from ssmpi.runtime.user_code import GUIDE
 from ssmpi.sync.options import DENSE, RoundOptions
 
 

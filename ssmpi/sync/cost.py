@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ssmpi.core.topology import Role
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.topology import Role
+from ssmpi.runtime.traffic import Link
 
 
 @dataclass(frozen=True)

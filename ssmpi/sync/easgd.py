@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ssmpi.core.topology import Topology
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.topology import Topology
+from ssmpi.runtime.traffic import Link
 from ssmpi.sync import elastic_mirrors
 from ssmpi.sync.base import SYNC_PS, Synchronizer
 from ssmpi.sync.codecs import merge_error

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.comm.rank_memory import ArrayMemory
-from ssmpi.comm.service import Service
-from ssmpi.comm.shared_lock import SharedLock, leave, take
-from ssmpi.comm.shared_memory import attach
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.mpi.rank_memory import ArrayMemory
+from ssmpi.runtime.mpi.service import Service
+from ssmpi.runtime.mpi.shared_lock import SharedLock, leave, take
+from ssmpi.runtime.mpi.shared_memory import attach
 from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.center_shard import ADDRESS, MAP, Center
 from ssmpi.sync.codecs import codec_of, count_entries

@@ -23,10 +23,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.compiled.jit import njit
 from ssmpi.compress import MirrorReceiver, MirrorSender, ShardCodecs, Shards
-from ssmpi.core.topology import Role, Topology
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.topology import Role, Topology
+from ssmpi.runtime.traffic import Link
 from ssmpi.sync.codecs import codec_of, expected_bytes
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import merge_difference

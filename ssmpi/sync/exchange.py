@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from ssmpi.comm.shared_memory import placed
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.mpi.shared_memory import placed
 from ssmpi.sync.in_place import Replicas
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.round_context import RoundContext

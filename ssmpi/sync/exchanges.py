@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.comm.service import Handler, Service
+from ssmpi.runtime.mpi.service import Handler, Service
 from ssmpi.sync import host_average
 from ssmpi.sync.algorithms import algorithm_of
 from ssmpi.sync.async_ps import AsyncPS
@@ -25,8 +25,8 @@ from ssmpi.sync.pairs import PairMean
 from ssmpi.sync.push_pull import PushPull
 
 if TYPE_CHECKING:
-    from ssmpi.comm.rank_memory import ArrayMemory
-    from ssmpi.core.topology import Directory, Topology
+    from ssmpi.runtime.mpi.rank_memory import ArrayMemory
+    from ssmpi.runtime.topology import Directory, Topology
     from ssmpi.sync.exchange import Exchange
     from ssmpi.sync.round_context import RoundContext
 

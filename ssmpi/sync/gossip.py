@@ -15,15 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ssmpi.core.settings import COUNT, within
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.settings import COUNT, within
+from ssmpi.runtime.traffic import Link
 from ssmpi.sync.base import ANOTHER_TRAINER
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
 
 if TYPE_CHECKING:
-    from ssmpi.core.topology import Topology
+    from ssmpi.runtime.topology import Topology
 
 
 @dataclass(frozen=True)

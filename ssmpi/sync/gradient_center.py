@@ -19,11 +19,11 @@ from __future__ import annotations
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.comm.push_counts import COUNT, AppliedPushes
-from ssmpi.comm.rank_memory import ArrayMemory
-from ssmpi.comm.service import THREADS, Service
-from ssmpi.comm.shared_memory import placed
 from ssmpi.compress import MirrorSender, ShardCodecs
+from ssmpi.runtime.mpi.push_counts import COUNT, AppliedPushes
+from ssmpi.runtime.mpi.rank_memory import ArrayMemory
+from ssmpi.runtime.mpi.service import THREADS, Service
+from ssmpi.runtime.mpi.shared_memory import placed
 from ssmpi.sync import pushes
 from ssmpi.sync.center_shard import APPLIED, Center, MakeStep, Step
 from ssmpi.sync.codecs import codec_of, pull_codec_of

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory, attach, placed
-from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions, wait_until
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory, SharedMemory, attach, placed
+from ssmpi.runtime.mpi.waiting import SUPERVISOR, Backoff, WaitOptions, wait_until
 from ssmpi.sync.in_place import Replicas, average
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
+    from ssmpi.runtime.mpi.messages import Conversation
 
 CLOSED, TALLY = 0, slice(1, 4)  # on the board: the last part that the leader closed; rounds, their seconds, staleness
 OF_MEMBERS = 4  # from here on, float64 (3, members): the last part each has begun and ended, its divergence

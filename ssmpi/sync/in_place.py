@@ -10,8 +10,8 @@ import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
-from ssmpi.compiled.cache_lines import ask_to_write
-from ssmpi.compiled.jit import njit
+from ssmpi.runtime.compiled.cache_lines import ask_to_write
+from ssmpi.runtime.compiled.jit import njit
 
 BLOCK = 256  # floats: larger blocks of several page-aligned vectors evict each other from the first-level cache
 LINE = 16  # floats of a cache line

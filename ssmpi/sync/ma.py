@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.traffic import Link
 from ssmpi.sync import mean_mirrors
 from ssmpi.sync.average import reduced_bytes
 from ssmpi.sync.base import Synchronizer
@@ -22,7 +22,7 @@ from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import DENSE, RoundOptions
 
 if TYPE_CHECKING:
-    from ssmpi.core.topology import Topology
+    from ssmpi.runtime.topology import Topology
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ssmpi.compress import MirrorReceiver, MirrorSender, ShardCodecs
-from ssmpi.core.topology import Role, Topology
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.topology import Role, Topology
+from ssmpi.runtime.traffic import Link
 from ssmpi.sync.codecs import codec_of, expected_bytes
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import merge_difference

@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ssmpi.comm.shared_memory import Memory
-from ssmpi.core.topology import Role
+from ssmpi.runtime.mpi.shared_memory import Memory
+from ssmpi.runtime.topology import Role
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from ssmpi.comm.rank_memory import ArrayMemory
-    from ssmpi.core.topology import Directory, Topology
+    from ssmpi.runtime.mpi.rank_memory import ArrayMemory
+    from ssmpi.runtime.topology import Directory, Topology
     from ssmpi.sync.center_shard import Center
 
 

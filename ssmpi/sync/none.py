@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ssmpi.comm.waiting import wait
+from ssmpi.runtime.mpi.waiting import wait
 from ssmpi.sync.base import Synchronizer
 from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import RoundOptions

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from ssmpi.core import settings, user_code
+from ssmpi.runtime import settings, user_code
 
 T = TypeVar("T")
 DENSE = "dense"  # the setting for no codec

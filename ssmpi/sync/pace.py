@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ssmpi.core.protocols import DenseStep
+from ssmpi.runtime.protocols import DenseStep
 from ssmpi.sync.base import SYNC_PS, Synchronizer
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.thread_barrier import ThreadBarrier

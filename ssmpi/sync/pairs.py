@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ssmpi.comm.service import Service
-from ssmpi.comm.waiting import Backoff, wait_all, wait_until
+from ssmpi.runtime.mpi.service import Service
+from ssmpi.runtime.mpi.waiting import Backoff, wait_all, wait_until
 from ssmpi.sync.exchange import Refer
 from ssmpi.sync.mean import ReducedMean
 from ssmpi.sync.options import RoundOptions

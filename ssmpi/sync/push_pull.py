@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.comm.push_counts import COUNT, SentPushes
 from ssmpi.compress import MirrorReceiver, ShardCodecs
-from ssmpi.files.log import log
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.mpi.push_counts import COUNT, SentPushes
 from ssmpi.sync import pushes
 from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.center_shard import APPLIED, EXCHANGE, FETCH, STATE

@@ -18,7 +18,7 @@ import numpy as np
 
 from ssmpi import compress
 from ssmpi.compress import ShardCodecs
-from ssmpi.core.traffic import Traffic
+from ssmpi.runtime.traffic import Traffic
 from ssmpi.sync.codecs import count_entries
 
 HEAD = 8  # bytes of a push before its payloads

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.comm.push_counts import SentPushes
-from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
-from ssmpi.comm.shared_memory import Memory, PrivateMemory
-from ssmpi.comm.waiting import WaitOptions
-from ssmpi.core.protocols import DenseModel, DenseOptimizer, RowTables
-from ssmpi.core.topology import Role
+from ssmpi.runtime.mpi.push_counts import SentPushes
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory, RankMemory
+from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory
+from ssmpi.runtime.mpi.waiting import WaitOptions
+from ssmpi.runtime.protocols import DenseModel, DenseOptimizer, RowTables
+from ssmpi.runtime.topology import Role
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
+    from ssmpi.runtime.mpi.messages import Conversation
 
 
 class NoDenseModel:

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ssmpi.comm.to_owners import to_owners
-from ssmpi.core.protocols import RowLookup
+from ssmpi.runtime.mpi.to_owners import to_owners
+from ssmpi.runtime.protocols import RowLookup
 from ssmpi.sync.round_context import RoundContext
 
 SERVER = 1 << 32  # a row's key is its PS times this plus its number there

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.comm.waiting import WaitOptions, wait_all
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait_all
 from ssmpi.sync.codecs import count_entries
 from ssmpi.sync.mean_mirrors import WEIGHT, MeanMirrors
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
+    from ssmpi.runtime.mpi.messages import Conversation
 
 REPLICA, MEAN, PENDING = range(3)  # tags
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ssmpi.core.settings import require
+from ssmpi.runtime.settings import require
 from ssmpi.sync.bmuf import BlockFiltered
 from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import RoundOptions

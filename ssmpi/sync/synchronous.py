@@ -22,10 +22,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ssmpi.comm.waiting import wait
-from ssmpi.core.protocols import DenseModel, DenseStep
-from ssmpi.core.topology import Topology
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.mpi.waiting import wait
+from ssmpi.runtime.protocols import DenseModel, DenseStep
+from ssmpi.runtime.topology import Topology
+from ssmpi.runtime.traffic import Link
 from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import Exchange

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.comm.rank_memory import Note
-from ssmpi.core.protocols import DenseModel, DenseStep
+from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.protocols import DenseModel, DenseStep
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Synchronizer
 from ssmpi.sync.pace import Pace

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ssmpi.comm.failure import say
-from ssmpi.comm.memory_use import files_in, in_use, remove, runs_of, strangers
-from ssmpi.core.errors import DataError
-from ssmpi.files.run_files import LAUNCH_LOCK
-from ssmpi.host import memory_folder
-from ssmpi.run import lockfile
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files.run_files import LAUNCH_LOCK
+from ssmpi.runtime.host import memory_folder
+from ssmpi.runtime.mpi.failure import say
+from ssmpi.runtime.mpi.memory_use import files_in, in_use, remove, runs_of, strangers
+from ssmpi.state import lockfile
 
 BETWEEN_SECONDS = 60.0  # two starts of a job: a longer gap means that there is no other
 

@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssmpi.checkpoint import model_files, saved_network, saved_tables
-from ssmpi.checkpoint.data_origin import DataOrigin
-from ssmpi.checkpoint.parent import checksum
-from ssmpi.checkpoint.store import Store
 from ssmpi.config import Config, load
-from ssmpi.core.documents import parse_json
-from ssmpi.core.errors import ContentError, DataError, json_problem
-from ssmpi.files import atomic_file
-from ssmpi.files.run_files import DELTA, MANIFEST_NAME, RUN_FILE
+from ssmpi.runtime.documents import parse_json
+from ssmpi.runtime.errors import ContentError, DataError, json_problem
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.files.run_files import DELTA, MANIFEST_NAME, RUN_FILE
+from ssmpi.state.checkpoint import model_files, saved_network, saved_tables
+from ssmpi.state.checkpoint.data_origin import DataOrigin
+from ssmpi.state.checkpoint.parent import checksum
+from ssmpi.state.checkpoint.store import Store
 from ssmpi.tools import export, keyed_delta, tensor_files
 from ssmpi.tools.keyed_delta import CHANGED, GONE, VALUES, check_ascending, check_values
 from ssmpi.tools.tensor_files import CHECKSUM, MODEL_KEY, SAFETENSORS

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.config import Config
-from ssmpi.core.protocols import RowLookup
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
@@ -16,7 +15,8 @@ from ssmpi.embedding.key_kernels import NOT_FOUND, RESERVED
 from ssmpi.embedding.key_lookup import KeyLookup
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import Placement
-from ssmpi.run.requirements import placement_of
+from ssmpi.runtime.protocols import RowLookup
+from ssmpi.state.requirements import placement_of
 
 SAMPLE = 20  # batches
 

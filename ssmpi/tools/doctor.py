@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi import __version__
-from ssmpi.comm.world import Job, join
-from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.core.row_layout import RowLayout
-from ssmpi.core.words import counted
-from ssmpi.host import launcher_env, memory_folder
-from ssmpi.host.host_memory import free_memory
-from ssmpi.host.mpi_environment import missing
-from ssmpi.host.packages import package_versions
 from ssmpi.model import processor
+from ssmpi.runtime.host import launcher_env, memory_folder
+from ssmpi.runtime.host.host_memory import free_memory
+from ssmpi.runtime.host.mpi_environment import missing
+from ssmpi.runtime.host.packages import package_versions
+from ssmpi.runtime.mpi.world import Job, join
+from ssmpi.runtime.mpi.world import versions as mpi_versions
+from ssmpi.runtime.row_layout import RowLayout
+from ssmpi.runtime.words import counted
 
 MEMORY = Path("/dev/shm")  # recovery.memory_folder by default
 

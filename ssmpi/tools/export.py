@@ -19,17 +19,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.checkpoint import model_files, saved_network
-from ssmpi.checkpoint.parent import checksum
-from ssmpi.checkpoint.saved_tables import TableRows, read_tables
-from ssmpi.comm.failure import say
 from ssmpi.config import Config, load
-from ssmpi.core.errors import DataError
-from ssmpi.files import atomic_file, run_files
-from ssmpi.files.run_files import EXPORTS, MODEL, RUN_FILE
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica
 from ssmpi.model.top_k import passing, scored
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files import atomic_file, run_files
+from ssmpi.runtime.files.run_files import EXPORTS, MODEL, RUN_FILE
+from ssmpi.runtime.mpi.failure import say
+from ssmpi.state.checkpoint import model_files, saved_network
+from ssmpi.state.checkpoint.parent import checksum
+from ssmpi.state.checkpoint.saved_tables import TableRows, read_tables
 from ssmpi.tools import export_onnx, tensor_files
 from ssmpi.tools.tensor_files import MODEL_KEY
 

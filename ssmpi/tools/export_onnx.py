@@ -13,19 +13,19 @@ import json
 import re
 from pathlib import Path
 
-from ssmpi.checkpoint.data_origin import DataOrigin
-from ssmpi.checkpoint.parent import checksum
-from ssmpi.checkpoint.saved_tables import read_tables
 from ssmpi.config import Config
-from ssmpi.core.errors import DataError, UserError
-from ssmpi.core.words import counted
-from ssmpi.files import atomic_file
-from ssmpi.files.run_files import ONNX_TABLES
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica
 from ssmpi.model.top_k import LAPLACE, scored
 from ssmpi.model.top_k_kernels import threshold
+from ssmpi.runtime.errors import DataError, UserError
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.files.run_files import ONNX_TABLES
+from ssmpi.runtime.words import counted
+from ssmpi.state.checkpoint.data_origin import DataOrigin
+from ssmpi.state.checkpoint.parent import checksum
+from ssmpi.state.checkpoint.saved_tables import read_tables
 from ssmpi.tools import tensor_files
 from ssmpi.tools.tensor_files import MODEL_KEY
 

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass, field, replace
 
 from ssmpi.config import Config
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import SECONDS, positive, require
-from ssmpi.core.traffic import Link
-from ssmpi.run.requirements import dense_parameters
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import SECONDS, positive, require
+from ssmpi.runtime.traffic import Link
+from ssmpi.state.requirements import dense_parameters
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS, algorithm_of
 from ssmpi.sync.options import DENSE
 from ssmpi.tools.distinct_rows import sent_bytes

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ssmpi.config import Config
-from ssmpi.core.settings import require
-from ssmpi.core.words import counted
+from ssmpi.runtime.settings import require
+from ssmpi.runtime.words import counted
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS
 from ssmpi.tools.forecast import EMBEDDING, SYNC, Forecast, LinkSpeeds, forecast
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ssmpi.config import Config
-from ssmpi.core.errors import SettingsError
 from ssmpi.model.edges import Edge
 from ssmpi.model.network import Network, floats_in
 from ssmpi.model.part import bytes_of_step, transform
 from ssmpi.model.places import PLANS, Places, places_of
 from ssmpi.model.top_k import TopK
+from ssmpi.runtime.errors import SettingsError
 from ssmpi.tools.units import in_units
 
 

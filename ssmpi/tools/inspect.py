@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssmpi.checkpoint import remedies, store
-from ssmpi.checkpoint.parent import Parent
-from ssmpi.checkpoint.rows.records import read_rows
-from ssmpi.core.errors import DataError, json_problem
-from ssmpi.core.words import counted
 from ssmpi.embedding.table import KEYS
-from ssmpi.files import result_marker, run_files
-from ssmpi.files.run_files import MODEL, PARENT, RESULT_NAME, ROWS, RUN_FILE, VERSIONS
-from ssmpi.metrics.display import keys_of
+from ssmpi.runtime.errors import DataError, json_problem
+from ssmpi.runtime.files import result_marker, run_files
+from ssmpi.runtime.files.run_files import MODEL, PARENT, RESULT_NAME, ROWS, RUN_FILE, VERSIONS
+from ssmpi.runtime.words import counted
+from ssmpi.state.checkpoint import remedies, store
+from ssmpi.state.checkpoint.parent import Parent
+from ssmpi.state.checkpoint.rows.records import read_rows
+from ssmpi.trainer.metrics.display import keys_of
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ssmpi.core.errors import ContentError
 from ssmpi.embedding.key_kernels import RESERVED
+from ssmpi.runtime.errors import ContentError
 
 CHANGED, GONE, VALUES = ".changed", ".gone", ".values"
 

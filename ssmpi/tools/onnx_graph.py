@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ssmpi.core import user_code
-from ssmpi.core.errors import DataError
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Concat, DotInteraction, Gate, Linear, Network, Operator, Slice
 from ssmpi.model.top_k import Threshold, TopK
+from ssmpi.runtime import user_code
+from ssmpi.runtime.errors import DataError
 
 OPSET, IR_VERSION = 17, 8
 PRODUCER = "ssmpi"

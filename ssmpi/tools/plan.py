@@ -10,11 +10,6 @@ import numpy as np
 from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
-from ssmpi.core.errors import DataError
-from ssmpi.core.row_layout import RowLayout
-from ssmpi.core.topology import Role
-from ssmpi.core.traffic import Link
-from ssmpi.core.words import counted
 from ssmpi.data.features import CRITEO, Features, expected_collisions
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
@@ -22,7 +17,12 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooling import TableTraffic, chosen
 from ssmpi.model import top_k
-from ssmpi.run.requirements import (
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.row_layout import RowLayout
+from ssmpi.runtime.topology import Role
+from ssmpi.runtime.traffic import Link
+from ssmpi.runtime.words import counted
+from ssmpi.state.requirements import (
     checkpoint_copies,
     composed,
     kept_memory,

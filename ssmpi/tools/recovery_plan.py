@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ssmpi.config import Config
-from ssmpi.core.errors import SettingsError
 from ssmpi.embedding.placement import Placement
-from ssmpi.recovery.explain import duration, explain, full_overhead, percent
-from ssmpi.recovery.inputs import (
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.state.recovery.explain import duration, explain, full_overhead, percent
+from ssmpi.state.recovery.inputs import (
     AS_ROWS,
     AS_SAVE,
     DEFAULT,
@@ -27,7 +27,7 @@ from ssmpi.recovery.inputs import (
     estimated,
     from_settings,
 )
-from ssmpi.recovery.policy import Decision, compare, compare_at
+from ssmpi.state.recovery.policy import Decision, compare, compare_at
 from ssmpi.tools.units import in_units
 
 SETTINGS = {"target_pls": "target_pls", "mtbf_seconds": "mtbf_hours"}  # of ``[recovery]``, by input

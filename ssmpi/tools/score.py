@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi import sync
-from ssmpi.checkpoint import model_files, saved_network, saved_tables
-from ssmpi.checkpoint.data_origin import DataOrigin, described
-from ssmpi.comm.failure import say
-from ssmpi.comm.world import World, joined
 from ssmpi.config import Config, load
-from ssmpi.core.errors import DataError, SettingsError, TopologyError
-from ssmpi.core.topology import Role, Topology
 from ssmpi.data.batch import Batch
 from ssmpi.data.features import CRITEO
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.schema import MANIFEST_NAME
-from ssmpi.files import atomic_file, run_files
-from ssmpi.files.run_files import MODEL, RUN_FILE
-from ssmpi.metrics.display import describe
 from ssmpi.model.hierarchy_options import HierarchyOptions
-from ssmpi.recovery.start import Start
-from ssmpi.roles.embedding_ps import serve_embeddings
+from ssmpi.runtime.errors import DataError, SettingsError, TopologyError
+from ssmpi.runtime.files import atomic_file, run_files
+from ssmpi.runtime.files.run_files import MODEL, RUN_FILE
+from ssmpi.runtime.mpi.failure import say
+from ssmpi.runtime.mpi.world import World, joined
+from ssmpi.runtime.topology import Role, Topology
+from ssmpi.state.checkpoint import model_files, saved_network, saved_tables
+from ssmpi.state.checkpoint.data_origin import DataOrigin, described
+from ssmpi.state.recovery.start import Start
+from ssmpi.trainer.embedding_ps import serve_embeddings
+from ssmpi.trainer.metrics.display import describe
 
 if TYPE_CHECKING:
     from data_prep.table.schema import Schema
@@ -98,7 +98,7 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
         if world.role is Role.EMBEDDING_PS:
             serve_embeddings(saved.config, world, run, Start(saved.folder))
         else:
-            from ssmpi.roles.scorer import Scorer
+            from ssmpi.trainer.scorer import Scorer
 
             scorer = Scorer(saved.config, world, saved.folder)
             metrics = scorer.evaluate(split)
@@ -117,7 +117,7 @@ def predict(run: Path, source: ScoringInput, file: Path) -> int:
         if source.schema:
             folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent))
             source = prepared_table(source, saved.origin, Path(folder))
-        from ssmpi.roles.scorer import Scorer
+        from ssmpi.trainer.scorer import Scorer
 
         scorer = Scorer(saved.config, World(job, saved.config.topology), saved.folder)
         rows = 0

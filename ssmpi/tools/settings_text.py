@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.setting_docs import NO_VALUE, Section, sections
-from ssmpi.core.settings import CLOSE
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.setting_docs import NO_VALUE, Section, sections
+from ssmpi.runtime.settings import CLOSE
 
 FILES = {"Run files": Config, "Site files": Site}
 WIDTH = 96  # columns of a meaning

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.core.errors import UserError
+from ssmpi.runtime.errors import UserError
 
 MODEL_KEY = "model"  # in a file's metadata: SHA-256 of the manifest of the model that is in it
 NOTHING: Mapping[str, str] = MappingProxyType({})

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 from rows import row_options
 
-from ssmpi.comm import failure
-from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.comm.service import Service
-from ssmpi.comm.waiting import WaitOptions, wait
-from ssmpi.core.topology import Role, Topology
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.transport import RemoteTables
+from ssmpi.runtime.mpi import failure
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.mpi.service import Service
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait
+from ssmpi.runtime.topology import Role, Topology
 
 WAITING = WaitOptions(time_limit_seconds=60)
 CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs

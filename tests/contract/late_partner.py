@@ -9,7 +9,7 @@ import numpy as np
 from sync_bodies import PARAMETERS, on_trainers, replica, with_pace
 
 from ssmpi import sync
-from ssmpi.comm.waiting import WaitOptions, wait
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait
 
 ROUND, LATE = 3, 0.4  # trainer 1 is late in this round: in the foreground by so many seconds,
 ENOUGH, LIMIT = 20, 60.0  # in the background until each worker of trainer 0 has done so many steps, at most 60 s

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmpi import sync
-from ssmpi.comm import failure
-from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.comm.service import Service
-from ssmpi.comm.waiting import WaitOptions, wait
-from ssmpi.core.topology import Role
 from ssmpi.model.options import DenseOptions
-from ssmpi.roles.sync_ps import optimizer
+from ssmpi.runtime.mpi import failure
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.mpi.service import Service
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait
+from ssmpi.runtime.topology import Role
 from ssmpi.sync.options import RoundOptions
+from ssmpi.trainer.sync_ps import optimizer
 
 WAITING = WaitOptions(time_limit_seconds=60)
 PARAMETERS = 1_003  # not a multiple of anything

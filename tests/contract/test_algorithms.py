@@ -13,9 +13,9 @@ from ranks import all_over_mpi, over_threads
 from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, with_pace
 
 from ssmpi import sync
-from ssmpi.core.topology import Topology
-from ssmpi.files.log import log
 from ssmpi.model.options import DenseOptions
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.topology import Topology
 
 TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)
 FIVE = Topology(trainers=5, threads=1, embedding_ps=1, sync_ps=0)

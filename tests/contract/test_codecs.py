@@ -11,12 +11,12 @@ from ranks import over_threads
 from sync_bodies import PARAMETERS, meet, on_trainers, options, replica, with_pace
 
 from ssmpi import compress, sync
-from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.core.errors import SettingsError, TrainingError
-from ssmpi.core.topology import Topology
-from ssmpi.core.traffic import Link, Traffic
-from ssmpi.files.log import log
 from ssmpi.model.options import DenseOptions
+from ssmpi.runtime.errors import SettingsError, TrainingError
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.topology import Topology
+from ssmpi.runtime.traffic import Link, Traffic
 from ssmpi.sync import pushes
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,12 +10,12 @@ from ranks import over_threads
 from rows import Replies
 from test_embedding import check_sum_of_all
 
-from ssmpi.comm.service import THREADS, request_tag
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.transport import RemoteTables
+from ssmpi.runtime.mpi.service import THREADS, request_tag
 
 
 @pytest.fixture

@@ -14,16 +14,16 @@ from runs import train_over_threads, write_run_file
 from safetensors.numpy import load_file, save_file
 from test_dynamic_tables import KEYED, tables
 
-from ssmpi.checkpoint import model_files, store
-from ssmpi.checkpoint.data_origin import DataOrigin
-from ssmpi.checkpoint.store import Store
-from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.settings import dump
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.dynamic_options import KeyOptions
 from ssmpi.embedding.table import Arena
-from ssmpi.run import continued, resume
-from ssmpi.run.request import RunRequest
+from ssmpi.runtime.errors import DataError, SettingsError
+from ssmpi.runtime.settings import dump
+from ssmpi.state import continued, resume
+from ssmpi.state.checkpoint import model_files, store
+from ssmpi.state.checkpoint.data_origin import DataOrigin
+from ssmpi.state.checkpoint.store import Store
+from ssmpi.state.request import RunRequest
 from ssmpi.tools import delta
 from ssmpi.tools.export import export
 from ssmpi.tools.score import open_run

@@ -15,18 +15,18 @@ from runs import train_over_threads
 from test_dynamic_tables import KEYED, tables
 from test_partial_recovery import ONE, Killed, SaveRows, after, examples_of
 
-from ssmpi.checkpoint.parent import Parent
-from ssmpi.checkpoint.store import Store
-from ssmpi.comm import memory_file
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import key_layout
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
-from ssmpi.files.log import log
-from ssmpi.recovery import restart
-from ssmpi.roles.progress import Progress
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.mpi import memory_file
+from ssmpi.state.checkpoint.parent import Parent
+from ssmpi.state.checkpoint.store import Store
+from ssmpi.state.recovery import restart
+from ssmpi.trainer.progress import Progress
 
 # Threads of killed ranks end with what killed them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -14,19 +14,19 @@ from oracle import initial_row
 from runs import Run, train_over_threads, write_run_file
 from test_warm_start import train_with_kills
 
-from ssmpi.checkpoint import model_files
-from ssmpi.checkpoint.store import Store, read_manifest
-from ssmpi.comm import memory_file
 from ssmpi.config import load
-from ssmpi.core.errors import SettingsError
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import key_kernels, key_layout
 from ssmpi.embedding.keyed_memory import ArenaAllocator
-from ssmpi.metrics import fields
-from ssmpi.report import summary
-from ssmpi.roles.progress import Progress
-from ssmpi.run import run_folder
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.mpi import memory_file
+from ssmpi.state import run_folder
+from ssmpi.state.checkpoint import model_files
+from ssmpi.state.checkpoint.store import Store, read_manifest
 from ssmpi.tools import inspect
+from ssmpi.tools.report import summary
+from ssmpi.trainer.metrics import fields
+from ssmpi.trainer.progress import Progress
 
 KEYED = ("user", "item")
 SIZES = (400, 400, 20, 9, 50)

@@ -33,8 +33,8 @@ from ranks import all_over_mpi, over_threads
 from strength import one_at_a_time
 from torch import nn
 
-from ssmpi.core.errors import PeerError, TrainingError
 from ssmpi.embedding.placement import place
+from ssmpi.runtime.errors import PeerError, TrainingError
 
 
 class PlainTable(nn.Module):
@@ -225,9 +225,9 @@ def test_a_server_without_rows_is_within_reach(monkeypatch):
 
 def test_rows_of_another_host_cannot_be_shared(monkeypatch):
     """``auto`` then sends messages; the test pretends that the PS's host has another name."""
-    monkeypatch.setattr("ssmpi.comm.shared_memory.SharedMemory.address", b'{"host": "elsewhere"}', raising=False)
+    monkeypatch.setattr("ssmpi.runtime.mpi.shared_memory.SharedMemory.address", b'{"host": "elsewhere"}', raising=False)
     monkeypatch.setattr(
-        "ssmpi.comm.shared_memory.SharedMemory.allocate", lambda self, size, first=None: np.empty(size, np.uint8)
+        "ssmpi.runtime.mpi.shared_memory.SharedMemory.allocate", lambda self, size, first=None: np.empty(size, np.uint8)
     )
     with pytest.raises(
         PeerError, match=r"rows of embedding_ps 0 cannot be shared: it runs on host elsewhere, this rank on"

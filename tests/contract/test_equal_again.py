@@ -8,11 +8,11 @@ from ranks import over_threads
 from sync_bodies import WAITING, mapped, meet, on_trainers, options
 
 from ssmpi import sync
-from ssmpi.core.topology import Topology
 from ssmpi.data.position import Position
 from ssmpi.data.trained_rows import Deal
-from ssmpi.recovery.start import Repair
-from ssmpi.recovery.surviving import WarmState, furthest
+from ssmpi.runtime.topology import Topology
+from ssmpi.state.recovery.start import Repair
+from ssmpi.state.recovery.surviving import WarmState, furthest
 
 
 def kept(warming_up, furthest, lost, servers=()):

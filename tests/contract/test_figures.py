@@ -6,7 +6,7 @@ from ranks import over_threads
 from sync_bodies import on_trainers, options, replica
 
 from ssmpi import sync
-from ssmpi.core.topology import Topology
+from ssmpi.runtime.topology import Topology
 
 TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=0)
 

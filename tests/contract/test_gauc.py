@@ -9,13 +9,13 @@ from datasets import FEW, FEW_CARDINALITIES, make_dataset, make_keyed, name_grou
 from ranks import over_threads
 from runs import train_over_threads
 
-from ssmpi.comm.waiting import WaitOptions
-from ssmpi.core.topology import Topology
 from ssmpi.data.batch import Batch
 from ssmpi.data.features import GroupColumn
 from ssmpi.data.reader import SplitReader
-from ssmpi.roles.group_scores import GroupScores, gauc
+from ssmpi.runtime.mpi.waiting import WaitOptions
+from ssmpi.runtime.topology import Topology
 from ssmpi.tools import score
+from ssmpi.trainer.group_scores import GroupScores, gauc
 
 
 def by_user(users, scores, labels, nobody=(0, 1)):

@@ -10,9 +10,9 @@ from ranks import all_over_mpi, over_threads
 from sync_bodies import WAITING, close_together, mapped, meet, on_trainers, options
 
 from ssmpi import sync
-from ssmpi.comm.waiting import wait_all
-from ssmpi.core.errors import TopologyError
-from ssmpi.core.topology import Topology
+from ssmpi.runtime.errors import TopologyError
+from ssmpi.runtime.mpi.waiting import wait_all
+from ssmpi.runtime.topology import Topology
 
 
 def one_round(world, options):

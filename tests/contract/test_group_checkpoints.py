@@ -9,15 +9,15 @@ from owners import BY_LAYER, BY_ROWS, NETWORK, WHOLE
 from ranks import over_threads
 from sync_bodies import WAITING, on_trainers, options
 
-from ssmpi.checkpoint import files
-from ssmpi.checkpoint.trainer_state import Checkpoint, LiveState, restore
-from ssmpi.core.errors import DataError
-from ssmpi.core.topology import Topology
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DenseOptions
 from ssmpi.model.part import Part
 from ssmpi.model.replica import Replica
-from ssmpi.roles.common_model import CommonModel
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.topology import Topology
+from ssmpi.state.checkpoint import files
+from ssmpi.state.checkpoint.trainer_state import Checkpoint, LiveState, restore
+from ssmpi.trainer.common_model import CommonModel
 
 ADAGRAD = DenseOptions(optimizer="adagrad", rate=0.1)
 DENSE = {"async_ps": ADAGRAD, "bmuf": DenseOptions(optimizer="adam", rate=0.1)}

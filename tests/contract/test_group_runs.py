@@ -10,13 +10,13 @@ from faults import Kill
 from runs import train_over_threads
 from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
 
-from ssmpi.checkpoint import manager
 from ssmpi.config import load
 from ssmpi.model.part import transform
-from ssmpi.roles import trainer
-from ssmpi.roles.progress import Progress
-from ssmpi.run.requirements import kept_memory, placement_of
+from ssmpi.state.checkpoint import manager
+from ssmpi.state.requirements import kept_memory, placement_of
 from ssmpi.tools import inspect, score
+from ssmpi.trainer import trainer
+from ssmpi.trainer.progress import Progress
 
 ONE = ("embedding.prefetch=false", "data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
 PAIR = ("topology.trainers=2", "topology.group=2", 'hierarchy.homes="first"')

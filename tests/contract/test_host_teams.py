@@ -17,9 +17,9 @@ from sync_bodies import PARAMETERS, WAITING, close_together, live, meet, on_trai
 from unequal_steps import lesson
 
 from ssmpi import sync
-from ssmpi.comm import shared_memory
-from ssmpi.comm.waiting import wait_until
-from ssmpi.core.topology import Role, Topology
+from ssmpi.runtime.mpi import shared_memory
+from ssmpi.runtime.mpi.waiting import wait_until
+from ssmpi.runtime.topology import Role, Topology
 from ssmpi.sync import host_average
 
 MOMENTUM = sync.bmuf.BMUFOptions(eta=0.7, momentum=0.5, nesterov=True)

@@ -21,11 +21,11 @@ from ssmpi.data.features import Features, ListOptions
 from ssmpi.data.schema import Manifest, Split, read_manifest, write_manifest, write_shard
 from ssmpi.data.shard_columns import Columns, Lists, read_columns
 from ssmpi.embedding.trackers import scope_of
-from ssmpi.recovery import restart
-from ssmpi.roles.progress import Progress
-from ssmpi.run.requirements import placement_of
+from ssmpi.state.recovery import restart
+from ssmpi.state.requirements import placement_of
 from ssmpi.tools import score
 from ssmpi.tools.export import export
+from ssmpi.trainer.progress import Progress
 
 # Threads of killed ranks end with what killed them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

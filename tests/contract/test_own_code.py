@@ -18,16 +18,16 @@ from sync_bodies import blocks, options, replica
 from jobs.lab.lockstep import lockstep as lockstep_command
 from jobs.lab.lockstep.run import Lockstep
 from ssmpi import compress, sync
-from ssmpi.checkpoint import files
-from ssmpi.checkpoint.store import Store
 from ssmpi.cli import main
 from ssmpi.config import differences, load
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.topology import Topology
-from ssmpi.core.user_code import PREFIX
-from ssmpi.files import run_files
-from ssmpi.run import resume, run_folder
-from ssmpi.run.request import RunRequest
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.files import run_files
+from ssmpi.runtime.topology import Topology
+from ssmpi.runtime.user_code import PREFIX
+from ssmpi.state import resume, run_folder
+from ssmpi.state.checkpoint import files
+from ssmpi.state.checkpoint.store import Store
+from ssmpi.state.request import RunRequest
 from ssmpi.tools import plan, score
 
 PAGE = Path(__file__).parents[2] / "jobs/guide/own_algorithm.md"

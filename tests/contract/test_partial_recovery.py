@@ -22,35 +22,35 @@ from oracle import train_plainly
 from ranks import PATIENCE, PretendedStart, end_helpers, over_threads
 from runs import Run, batches, train_over_threads, write_run_file
 
-from ssmpi.checkpoint import store
-from ssmpi.checkpoint.parent import Parent
-from ssmpi.checkpoint.rows import newest
-from ssmpi.checkpoint.rows.saver import RowSaver
-from ssmpi.checkpoint.store import Store, read_manifest
-from ssmpi.comm import memory_file
-from ssmpi.comm.memory_file import MemoryFile
-from ssmpi.core.errors import DataError
-from ssmpi.core.topology import Role
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import BatchesUnderWay, TrainedRows
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.trackers import scope_of
-from ssmpi.files.log import log
-from ssmpi.files.run_files import RECOVERIES
-from ssmpi.host import memory_folder
-from ssmpi.metrics.fields import FIELDS, RECOVERY
-from ssmpi.recovery import explain, rebuild, restart
-from ssmpi.recovery.start import ResumePlan, Supervised
-from ssmpi.recovery.state import RecoveryState
-from ssmpi.recovery.surviving import RunNotes
-from ssmpi.roles.evaluate import Evaluator
-from ssmpi.roles.progress import Progress
-from ssmpi.run import run_folder
-from ssmpi.run.requirements import kept_memory, memory_of_ranks, placement_of
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.files.run_files import RECOVERIES
+from ssmpi.runtime.host import memory_folder
+from ssmpi.runtime.mpi import memory_file
+from ssmpi.runtime.mpi.memory_file import MemoryFile
+from ssmpi.runtime.topology import Role
+from ssmpi.state import run_folder
+from ssmpi.state.checkpoint import store
+from ssmpi.state.checkpoint.parent import Parent
+from ssmpi.state.checkpoint.rows import newest
+from ssmpi.state.checkpoint.rows.saver import RowSaver
+from ssmpi.state.checkpoint.store import Store, read_manifest
+from ssmpi.state.recovery import explain, rebuild, restart
+from ssmpi.state.recovery.start import ResumePlan, Supervised
+from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery.surviving import RunNotes
+from ssmpi.state.requirements import kept_memory, memory_of_ranks, placement_of
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
+from ssmpi.trainer.evaluate import Evaluator
+from ssmpi.trainer.metrics.fields import FIELDS, RECOVERY
+from ssmpi.trainer.progress import Progress
 
 # Threads of killed ranks end with what killed them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

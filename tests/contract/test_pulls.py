@@ -10,9 +10,9 @@ from sync_bodies import PARAMETERS, meet, on_trainers, options, replica
 from test_codecs import CODECS, TWO, home_of
 
 from ssmpi import compress, sync
-from ssmpi.core.errors import SettingsError, TrainingError
-from ssmpi.core.topology import Role
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.errors import SettingsError, TrainingError
+from ssmpi.runtime.topology import Role
+from ssmpi.runtime.traffic import Link
 from ssmpi.sync.async_ps import AsyncPS
 
 ONE = replace(TWO, trainers=1)

@@ -14,8 +14,8 @@ import pytest
 from ranks import PATIENCE, address_of
 from runs import train_over_threads
 
-from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.data.trained_rows import TrainedRows
+from ssmpi.runtime.mpi.shared_lock import SharedLock
 from ssmpi.sync.average import Average
 from ssmpi.sync.elastic import ElasticCenter, MappedCenter
 from ssmpi.sync.host_average import HostTeam

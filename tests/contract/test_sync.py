@@ -28,7 +28,7 @@ from sync_bodies import (
 from unequal_steps import check_counted_steps, check_unequal_steps, counted_steps, unequal_steps
 
 from ssmpi import sync
-from ssmpi.core.topology import Topology
+from ssmpi.runtime.topology import Topology
 
 TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)
 ALL = tuple(sync.ALGORITHMS)

@@ -8,7 +8,7 @@ from test_group_runs import ONE, PAIR, STAGES, assert_same, in_pieces, stop_afte
 from test_warm_start import ONE as ONE_THREAD
 from test_warm_start import one_process, train_with_kills  # noqa: F401 - a fixture
 
-from ssmpi.roles.progress import Progress
+from ssmpi.trainer.progress import Progress
 
 BY_THRESHOLDS = (
     "model.top_k=['bottom.0: 0.75', 'top.0: 0.5']", "model.top_k_training=laplace", "model.top_k_scoring=laplace",

@@ -10,10 +10,10 @@ from ranks import over_threads
 from sync_bodies import HOSTS, PARAMETERS, ThreadModel, close_together, live, meet, on_trainers, options, replica
 
 from ssmpi import sync
-from ssmpi.core.topology import Topology
-from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
+from ssmpi.runtime.topology import Topology
+from ssmpi.runtime.traffic import Link
 from ssmpi.sync.average import reduced_bytes
 from ssmpi.sync.rows import row_gradient_bytes
 

@@ -14,34 +14,34 @@ from faults import Kill, KilledError
 from ranks import PATIENCE, over_threads
 from runs import Run, train_over_threads, write_run_file
 
-from ssmpi.checkpoint import pending_save
-from ssmpi.checkpoint.arena_writer import ArenaWriter
-from ssmpi.comm import memory_file
-from ssmpi.comm.memory_file import MemoryFile, Origin
-from ssmpi.comm.memory_header import LostMemoryError
-from ssmpi.comm.service import request_tag
 from ssmpi.config import load
-from ssmpi.core.topology import Topology
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
-from ssmpi.metrics.results import RunResults
 from ssmpi.model.options import DenseOptions
-from ssmpi.recovery import restart
-from ssmpi.recovery.start import Start
-from ssmpi.recovery.surviving import RunNotes
-from ssmpi.roles import sync_ps
-from ssmpi.roles.evaluate import Evaluator
-from ssmpi.roles.progress import Progress
-from ssmpi.roles.trainer import Trainer
-from ssmpi.run import run_folder
-from ssmpi.run.requirements import kept_memory, placement_of
+from ssmpi.runtime.mpi import memory_file
+from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
+from ssmpi.runtime.mpi.memory_header import LostMemoryError
+from ssmpi.runtime.mpi.service import request_tag
+from ssmpi.runtime.topology import Topology
+from ssmpi.state import run_folder
+from ssmpi.state.checkpoint import pending_save
+from ssmpi.state.checkpoint.arena_writer import ArenaWriter
+from ssmpi.state.recovery import restart
+from ssmpi.state.recovery.start import Start
+from ssmpi.state.recovery.surviving import RunNotes
+from ssmpi.state.requirements import kept_memory, placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS, exchanges
 from ssmpi.sync import Options as RoundOptions
 from ssmpi.sync.center_shard import EXCHANGE, FETCH, START
 from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.sync.push_pull import PushPull
 from ssmpi.train import PARTS
+from ssmpi.trainer import sync_ps
+from ssmpi.trainer.evaluate import Evaluator
+from ssmpi.trainer.metrics.results import RunResults
+from ssmpi.trainer.progress import Progress
+from ssmpi.trainer.trainer import Trainer
 
 # Threads of killed ranks end with what killed them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

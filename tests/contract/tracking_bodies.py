@@ -6,15 +6,15 @@ import numpy as np
 from embedding_bodies import CARDINALITIES, DIM, SEED, STEPS, WAITING, batch_of, in_turn
 from rows import row_options
 
-from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.comm.service import Service
-from ssmpi.core.topology import Role
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import Tracking, scope_of
 from ssmpi.embedding.transport import RemoteTables
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.mpi.service import Service
+from ssmpi.runtime.topology import Role
 
 TRACKING = Tracking("mfu", 0.5)
 

@@ -27,18 +27,18 @@ from jobs.lab.cluster.scenarios import SCENARIOS, Scenario
 from ssmpi import cli, compress
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.windows import Timing
-from ssmpi.comm.inbox import Inbox
-from ssmpi.comm.service import GOODBYE, Service
-from ssmpi.comm.waiting import WaitOptions
 from ssmpi.config import load
-from ssmpi.core import traffic
-from ssmpi.core.errors import SettingsError, UserError
-from ssmpi.core.topology import Topology
 from ssmpi.data.features import Features, ListOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
 from ssmpi.embedding.key_kernels import owner_of
-from ssmpi.run.requirements import dense_parameters
+from ssmpi.runtime import traffic
+from ssmpi.runtime.errors import SettingsError, UserError
+from ssmpi.runtime.mpi.inbox import Inbox
+from ssmpi.runtime.mpi.service import GOODBYE, Service
+from ssmpi.runtime.mpi.waiting import WaitOptions
+from ssmpi.runtime.topology import Topology
+from ssmpi.state.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, SYNC_PS, elastic_mirrors, mean_mirrors
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pace import Pace

@@ -8,8 +8,8 @@ from jobs.lab.cluster import edges as cluster_edges
 from jobs.lab.cluster.emulation import Emulation
 from jobs.lab.cluster.scenarios import WHOLE
 from ssmpi.config import load
-from ssmpi.core.errors import SettingsError
 from ssmpi.model.part import transform
+from ssmpi.runtime.errors import SettingsError
 
 OPTIONS = cluster.ClusterOptions(edges=(0.25, 2.0), trainers=(3, 4))
 

@@ -12,8 +12,6 @@ from test_cluster import Clock
 
 from jobs.lab.cluster.emulated_group import OfInner, WaitingHelper, Walk, waiting_home
 from jobs.lab.cluster.emulation import SIZE, Bucket, Cores, MemberLink
-from ssmpi.comm.mailbox import is_full, post, room, take
-from ssmpi.compiled.aligned import aligned
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HelperModel, HomeModel, HomeOptimizer
 from ssmpi.model.network import Inputs
@@ -21,6 +19,8 @@ from ssmpi.model.options import DenseOptions, ModelOptions
 from ssmpi.model.part import transform
 from ssmpi.model.places import places_of
 from ssmpi.model.zoo import network_of
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.mpi.mailbox import is_full, post, room, take
 from ssmpi.tools.group_forecast import work_of
 
 STEP = 0.2  # seconds

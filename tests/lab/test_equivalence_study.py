@@ -15,8 +15,8 @@ from jobs.lab.lockstep import comparisons, study, trials
 from jobs.lab.lockstep.design import Arm, Subject, Trial, load
 from jobs.lab.lockstep.run import Lockstep, LockstepRun
 from ssmpi.cli import main
-from ssmpi.core.errors import DataError, SettingsError, TrainingError
-from ssmpi.run import lockfile
+from ssmpi.runtime.errors import DataError, SettingsError, TrainingError
+from ssmpi.state import lockfile
 
 ROOT = Path(__file__).parents[3]
 STUDY = """

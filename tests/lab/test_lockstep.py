@@ -13,9 +13,9 @@ from jobs.lab.lockstep import lockstep as lockstep_command
 from jobs.lab.lockstep import paired
 from jobs.lab.lockstep.rounds import LockstepRounds
 from jobs.lab.lockstep.run import Lockstep, LockstepRun
-from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.model.optim import ReplicaOptimizer
 from ssmpi.model.replica import ThreadModel
+from ssmpi.runtime.errors import SettingsError, UserError
 from ssmpi.sync import Options
 
 FIXED_RATE = ("sync.pace=fixed_rate", "sync.every_iterations=4", "sync.alpha=0.3")

@@ -22,10 +22,10 @@ from jobs.lab.recovery.training import Training
 from ssmpi.bench.harness import data
 from ssmpi.cli import main
 from ssmpi.config import load
-from ssmpi.core.errors import SettingsError
 from ssmpi.embedding.trackers import largest_tables
-from ssmpi.recovery import ledger
-from ssmpi.recovery.inputs import HOUR, inputs_of
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.state.recovery import ledger
+from ssmpi.state.recovery.inputs import HOUR, inputs_of
 
 SERVERS = 5
 GIVEN = inputs_of(SERVERS, {})  # 56 h

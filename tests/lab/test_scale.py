@@ -9,9 +9,9 @@ from laboratory import lab
 from jobs.lab import restart_time, scale
 from jobs.lab.options import ScaleOptions
 from ssmpi import config
-from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.host.clock import process_age
-from ssmpi.recovery.state import RecoveryState
+from ssmpi.runtime.errors import DataError, SettingsError
+from ssmpi.runtime.host.clock import process_age
+from ssmpi.state.recovery.state import RecoveryState
 
 LOG = """2026-11-21 17:20:03,250 h1 trainer 0 | 8 ranks on 2 hosts
 2026-11-21 17:20:05,750 h1 trainer 0 | training starts

@@ -9,10 +9,10 @@ import pytest
 from jobs.lab.study import cell as cells
 from jobs.lab.study import study as bench
 from jobs.lab.study.grid import load
-from ssmpi.core.errors import STOPPED, SettingsError
-from ssmpi.core.settings import dump
-from ssmpi.report import page
-from ssmpi.run import lockfile
+from ssmpi.runtime.errors import STOPPED, SettingsError
+from ssmpi.runtime.settings import dump
+from ssmpi.state import lockfile
+from ssmpi.tools.report import page
 
 SHIPPED = sorted(Path(__file__).parents[3].glob("jobs/studies/*.toml"))
 RUN_FILES = "base", "days", "dynamic", "dynamic_schema", "movielens", "movielens_schema"  # of scripts, not studies

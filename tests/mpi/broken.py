@@ -12,7 +12,7 @@ from pathlib import Path
 from faults import Fault
 
 from ssmpi import cli
-from ssmpi.host.launcher_env import rank as launched_rank
+from ssmpi.runtime.host.launcher_env import rank as launched_rank
 
 
 def note_the_time():
@@ -53,13 +53,13 @@ def break_sync_ps():
 
 
 def break_start():
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.trainer.trainer import Trainer
 
     Fault(Trainer, "__init__", fail, 1).start()
 
 
 def freeze_helper():
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.trainer.trainer import Trainer
 
     def freeze(*_):
         note_the_time()
@@ -87,14 +87,14 @@ def break_import():
 def break_joining():
     import mpi4py.MPI  # noqa: F401 - a rank that is in MPI already is waited for by the others
 
-    sys.meta_path.insert(0, Missing("ssmpi.comm.messages"))
+    sys.meta_path.insert(0, Missing("ssmpi.runtime.mpi.messages"))
 
 
 def stop_where_the_disk_hangs():
     import time
 
-    from ssmpi.checkpoint import disk
     from ssmpi.model.replica import ThreadModel
+    from ssmpi.state.checkpoint import disk
 
     def happens(*_):
         disk.sync = lambda _: time.sleep(600)
@@ -104,7 +104,7 @@ def stop_where_the_disk_hangs():
 
 
 def stop_before_training():
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.trainer.trainer import Trainer
 
     Fault(Trainer, "__init__", ask_to_stop, 1).start()
 

@@ -15,11 +15,11 @@ from ranks import PATIENCE, running, ssmpi
 from runs import Run, write_run_file
 
 from ssmpi import cli
-from ssmpi.checkpoint.store import Store
-from ssmpi.core.errors import STOPPED, SettingsError
-from ssmpi.core.settings import dump
-from ssmpi.run import resume, run_lock
-from ssmpi.run.request import RunRequest
+from ssmpi.runtime.errors import STOPPED, SettingsError
+from ssmpi.runtime.settings import dump
+from ssmpi.state import resume, run_lock
+from ssmpi.state.checkpoint.store import Store
+from ssmpi.state.request import RunRequest
 
 BROKEN = Path(__file__).with_name("broken.py")
 SETTINGS = (

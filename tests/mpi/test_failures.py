@@ -14,9 +14,9 @@ from ranks import PATIENCE, mpirun, ssmpi
 from runs import train_over_threads
 from training_job import ALL_ROLES, BROKEN, LIMIT, ROLES, TWO_TRAINERS, assert_names
 
-from ssmpi.core.errors import STOPPED, TrainingError
 from ssmpi.data.schema import read_manifest, write_manifest, write_shard
 from ssmpi.data.shard_columns import Columns
+from ssmpi.runtime.errors import STOPPED, TrainingError
 
 soak = pytest.mark.soak
 
@@ -140,7 +140,7 @@ def test_a_frozen_rank_is_named_and_the_job_ends(start, rank):
 
 ENDING = """
 import os, signal
-from ssmpi.comm import world
+from ssmpi.runtime.mpi import world
 world.ENDING_SECONDS = 2
 job = world.join()
 job.leave()

@@ -8,16 +8,16 @@ import pytest
 from ranks import PATIENCE, full_environment, mpirun, python_path
 from training_job import STOPPING, TWO_TRAINERS
 
-from ssmpi.comm.starting import STOP_SECONDS
-from ssmpi.core.errors import STOPPED
+from ssmpi.runtime.errors import STOPPED
+from ssmpi.runtime.mpi.starting import STOP_SECONDS
 
 SECONDS = 15  # thirty times what a start takes on an idle machine until its heartbeats begin
 PHASES = {
     "ssmpi": "before it imports anything of ssmpi",
     "mpi4py.MPI": "while the others are in MPI_Init",
-    "ssmpi.comm.messages": "after MPI_Init, before its first heartbeat",
+    "ssmpi.runtime.mpi.messages": "after MPI_Init, before its first heartbeat",
     "ssmpi.train": "before the ranks agree on the run file",
-    "ssmpi.roles.trainer": "when every rank knows its role",
+    "ssmpi.trainer.trainer": "when every rank knows its role",
 }
 soak = pytest.mark.soak
 
@@ -40,9 +40,9 @@ def assert_named(output, rank):
     [
         pytest.param(2, "ssmpi", marks=soak),
         (1, "mpi4py.MPI"),
-        pytest.param(2, "ssmpi.comm.messages", marks=soak),
+        pytest.param(2, "ssmpi.runtime.mpi.messages", marks=soak),
         pytest.param(0, "ssmpi.train", marks=soak),
-        pytest.param(1, "ssmpi.roles.trainer", marks=soak),
+        pytest.param(1, "ssmpi.trainer.trainer", marks=soak),
     ],
     ids=lambda value: PHASES.get(value, value),
 )
@@ -59,9 +59,9 @@ def test_a_rank_frozen_in_a_first_start_is_named(start, rank, module):
     [
         pytest.param(1, "ssmpi", marks=soak),
         pytest.param(0, "mpi4py.MPI", marks=soak),
-        pytest.param(1, "ssmpi.comm.messages", marks=soak),
+        pytest.param(1, "ssmpi.runtime.mpi.messages", marks=soak),
         (2, "ssmpi.train"),
-        pytest.param(0, "ssmpi.roles.trainer", marks=soak),
+        pytest.param(0, "ssmpi.trainer.trainer", marks=soak),
     ],
     ids=lambda value: PHASES.get(value, value),
 )
@@ -102,8 +102,8 @@ def test_a_start_that_is_asked_to_stop_ends_soon(start, signum, module, stopped)
 
 LATE = """
 import time
-from ssmpi.comm import world
-from ssmpi.comm.starting import StartWatch
+from ssmpi.runtime.mpi import world
+from ssmpi.runtime.mpi.starting import StartWatch
 world.MEETING_SECONDS = 2
 with world.joined(StartWatch()) as job:
     if job.rank == 1:

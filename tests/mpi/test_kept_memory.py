@@ -8,8 +8,8 @@ from runs import Run
 from test_killed_ranks import memory  # noqa: F401 - a fixture
 from training_job import STOPPING, TWO_TRAINERS
 
-from ssmpi.comm.memory_use import runs_of
-from ssmpi.core.errors import LOST, STOPPED
+from ssmpi.runtime.errors import LOST, STOPPED
+from ssmpi.runtime.mpi.memory_use import runs_of
 
 LAUNCH = ("-m", "ssmpi", "launch")
 STAYS = "the memory of the ranks stays in"

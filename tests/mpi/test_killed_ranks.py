@@ -11,8 +11,8 @@ import pytest
 from runs import Run
 from training_job import STOPPING, TWO_TRAINERS
 
-from ssmpi.comm.memory_file import remove
-from ssmpi.core.errors import STOPPED
+from ssmpi.runtime.errors import STOPPED
+from ssmpi.runtime.mpi.memory_file import remove
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 from test_killed_ranks import memory  # noqa: F401 - a fixture
 from training_job import STOPPING, TWO_TRAINERS
 
-from ssmpi.checkpoint.rows.records import read_rows
-from ssmpi.checkpoint.rows.store import path_of
-from ssmpi.comm.memory_file import remove
-from ssmpi.core.errors import STOPPED
-from ssmpi.recovery.state import RecoveryState
+from ssmpi.runtime.errors import STOPPED
+from ssmpi.runtime.mpi.memory_file import remove
+from ssmpi.state.checkpoint.rows.records import read_rows
+from ssmpi.state.checkpoint.rows.store import path_of
+from ssmpi.state.recovery.state import RecoveryState
 
 KILLS = int(os.environ.get("KILLS", "100")) // 5
 SAVING = ("checkpoint.priority=mfu", "checkpoint.priority_fraction=0.9", "recovery.mtbf_hours=1e-9")

@@ -15,11 +15,11 @@ import pytest
 from test_killed_ranks import memory  # noqa: F401 - a fixture
 from training_job import ALL_ROLES, STOPPING, TWO_TRAINERS
 
-from ssmpi.checkpoint.store import Store
-from ssmpi.checkpoint.trainer_state import Checkpoint
-from ssmpi.core.errors import STOPPED
-from ssmpi.core.quality import SUMS
 from ssmpi.data.position import Position
+from ssmpi.runtime.errors import STOPPED
+from ssmpi.runtime.quality import SUMS
+from ssmpi.state.checkpoint.store import Store
+from ssmpi.state.checkpoint.trainer_state import Checkpoint
 
 KILLS = int(os.environ.get("KILLS", "100"))
 ROWS, BATCH, CALM = 2_000, 64, 1.5

@@ -16,10 +16,10 @@ from training_job import ONE_TRAINER, SETTINGS, assert_names
 
 from ssmpi import cli
 from ssmpi.cluster import child_process
-from ssmpi.core.errors import UserError
 from ssmpi.data.schema import read_manifest, write_manifest
-from ssmpi.run import resume
-from ssmpi.run.request import RunRequest
+from ssmpi.runtime.errors import UserError
+from ssmpi.state import resume
+from ssmpi.state.request import RunRequest
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from ranks import WITHOUT_EXTRAS, python_path
 from runs import QUIET, SMALL_MODEL
 
 from ssmpi import Run
-from ssmpi.core.errors import UserError
 from ssmpi.data.reader import SplitReader
+from ssmpi.runtime.errors import UserError
 
 
 @pytest.fixture

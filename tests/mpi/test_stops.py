@@ -10,7 +10,7 @@ from ranks import PATIENCE
 from runs import Run
 from training_job import ALL_ROLES, BROKEN, ONE_TRAINER, STOPPING, TWO_TRAINERS
 
-from ssmpi.core.errors import STOPPED
+from ssmpi.runtime.errors import STOPPED
 
 
 def saved(job):

@@ -10,9 +10,9 @@ from test_stops import saved
 from training_job import BROKEN, STOPPING, assert_names
 
 from ssmpi.config import load
-from ssmpi.core.errors import STOPPED
 from ssmpi.model import brgemm
 from ssmpi.model.part import transform
+from ssmpi.runtime.errors import STOPPED
 
 GROUP = ("topology.trainers=2", "topology.group=2")
 ONE_LANE = (*GROUP, "hierarchy.homes=first")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ranks import PATIENCE, Running, full_environment
 
-from ssmpi.core.errors import STOPPED
+from ssmpi.runtime.errors import STOPPED
 
 LIMIT = 10  # seconds from a fault to the end of the job
 STOPPING = 30  # seconds from a request to stop to the end: the model is saved in them

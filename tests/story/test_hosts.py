@@ -16,7 +16,7 @@ from ranks import TESTS, WITHOUT_EXTRAS, Running, full_environment, python_path
 from runs import Run
 from virtual_hosts import NETWORK, PROJECT, VirtualHosts
 
-from ssmpi.core.errors import LOST, STOPPED
+from ssmpi.runtime.errors import LOST, STOPPED
 
 LIMIT = 25  # seconds from a fault to the end of the job, of which 10 are waiting.frozen_seconds
 START_UP = 90

@@ -10,7 +10,7 @@ import pytest
 import ssmpi
 from ssmpi import Result, Run, api
 from ssmpi.config import load
-from ssmpi.core.errors import DataError, LaunchError, SettingsError, UserError
+from ssmpi.runtime.errors import DataError, LaunchError, SettingsError, UserError
 
 
 @pytest.fixture

@@ -15,17 +15,17 @@ from jobs.lab.study.grid import StudyFile, nested
 from ssmpi.cluster import site
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config, differences, load
-from ssmpi.core.errors import SettingsError, UserError
-from ssmpi.core.settings import build, dump
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.embedding import trackers
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.zoo import NETWORKS, network_of
-from ssmpi.recovery.start import BEGINNING, Start
-from ssmpi.roles import build_trainer
-from ssmpi.run import resume
-from ssmpi.run.request import RunRequest
+from ssmpi.runtime.errors import SettingsError, UserError
+from ssmpi.runtime.settings import build, dump
+from ssmpi.state import resume
+from ssmpi.state.recovery.start import BEGINNING, Start
+from ssmpi.state.request import RunRequest
+from ssmpi.trainer import build_trainer
 
 
 def read(tmp_path, *overrides):

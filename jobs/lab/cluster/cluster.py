@@ -29,8 +29,8 @@ from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.results import JobResult
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.config import load
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import require
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import require
 from ssmpi.tools.forecast import Forecast, LinkSpeeds, Prediction, forecast
 
 ROWS = 300_000

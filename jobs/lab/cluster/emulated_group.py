@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from jobs.lab.cluster.emulation import Computing, EmulatedTrainer, PseudoGradients, WaitingModel
-from ssmpi.comm.mailbox import DONE, is_full, post, take
-from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import CLOSE, HelperModel, HomeModel, MemberModel
-from ssmpi.roles.worker import HelperSteps, HelpingTrainer, WorkerModel, WorkerPace
+from ssmpi.runtime.mpi.mailbox import DONE, is_full, post, take
+from ssmpi.runtime.protocols import DenseModel, DenseStep
 from ssmpi.tools.group_walk import Compute, Post, Take, walk
+from ssmpi.trainer.worker import HelperSteps, HelpingTrainer, WorkerModel, WorkerPace
 
 if TYPE_CHECKING:
     from ssmpi.bench.harness.loop import AnyTrainer

@@ -20,12 +20,12 @@ import numpy as np
 from ssmpi.bench.harness.loop import AnyTrainer, TrainerView
 from ssmpi.bench.harness.stages import ServerEnd
 from ssmpi.bench.harness.windows import clock
-from ssmpi.core.protocols import Arrival, MPIRequest
-from ssmpi.core.topology import Role
-from ssmpi.roles.worker import WorkerModel, WorkerPace
+from ssmpi.runtime.protocols import Arrival, MPIRequest
+from ssmpi.runtime.topology import Role
+from ssmpi.trainer.worker import WorkerModel, WorkerPace
 
 if TYPE_CHECKING:
-    from ssmpi.comm.inbox import Inbox
+    from ssmpi.runtime.mpi.inbox import Inbox
 
 SIZE = 1e-4  # magnitude of a pseudo-gradient's elements: the replica changes slowly
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from jobs.lab.options import ClusterOptions
 from ssmpi.bench.harness import data
-from ssmpi.core.words import counted
 from ssmpi.model.places import PLANS
+from ssmpi.runtime.words import counted
 
 COMMON = (
     "topology.threads=1", "embedding.transport=messages", "sync.transport=messages", "sync.cpu_share=1.0",

@@ -24,10 +24,10 @@ from typing import Any, Literal
 from jobs.lab.lockstep.rounds import check_algorithm
 from jobs.lab.lockstep.run import LARGEST_SEED, Lockstep
 from ssmpi.config import Config
-from ssmpi.core import settings
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import COUNT, EXAMPLES, flat, nested, positive, require, within
-from ssmpi.core.topology import MAX_RANKS
+from ssmpi.runtime import settings
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import COUNT, EXAMPLES, flat, nested, positive, require, within
+from ssmpi.runtime.topology import MAX_RANKS
 
 ONE, UNSYNCED = REFERENCES = ("one trainer", "no rounds")
 SHADOW: Literal["S"] = "S"  # prefixes of the paper's names: S-EASGD, FR-EASGD

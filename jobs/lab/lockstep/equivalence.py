@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ssmpi.core.errors import UserError
+from ssmpi.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from types import ModuleType

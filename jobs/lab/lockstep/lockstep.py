@@ -15,10 +15,10 @@ import numpy as np
 
 from jobs.lab.lockstep.rounds import check_algorithm
 from jobs.lab.lockstep.run import SEEDS, Lockstep, LockstepRun
-from ssmpi.core.errors import SettingsError
 from ssmpi.data.schema import read_manifest
-from ssmpi.files import atomic_file
-from ssmpi.files.log import during
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.files.log import during
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

@@ -19,9 +19,9 @@ import numpy as np
 from jobs.lab.lockstep.lockstep import CURVE, one
 from jobs.lab.lockstep.rounds import check_algorithm
 from jobs.lab.lockstep.run import Lockstep
-from ssmpi.core.errors import SettingsError
-from ssmpi.files import atomic_file
 from ssmpi.model.estimates import DENSITY
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.files import atomic_file
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

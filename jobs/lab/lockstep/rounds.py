@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from ssmpi.comm.in_process import AnsweringJob, Channel, InProcessConversation
-from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.comm.service import Service
-from ssmpi.comm.waiting import WaitOptions
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.protocols import DenseOptimizer, DenseStep
-from ssmpi.core.topology import Role, Topology
-from ssmpi.core.traffic import ENTRIES, SENT, Traffic, meter
 from ssmpi.model.options import DenseOptions
-from ssmpi.roles.sync_ps import optimizer
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.mpi.in_process import AnsweringJob, Channel, InProcessConversation
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.mpi.service import Service
+from ssmpi.runtime.mpi.waiting import WaitOptions
+from ssmpi.runtime.protocols import DenseOptimizer, DenseStep
+from ssmpi.runtime.topology import Role, Topology
+from ssmpi.runtime.traffic import ENTRIES, SENT, Traffic, meter
 from ssmpi.sync import (
     ALGORITHMS,
     SYNC_PS,
@@ -36,9 +35,10 @@ from ssmpi.sync import (
 from ssmpi.sync.base import ANOTHER_TRAINER
 from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.options import RoundOptions
+from ssmpi.trainer.sync_ps import optimizer
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
+    from ssmpi.runtime.mpi.messages import Conversation
 
 T = TypeVar("T")
 WAITING = WaitOptions()

@@ -28,12 +28,6 @@ import numpy as np
 import torch
 
 from jobs.lab.lockstep.rounds import LockstepRounds, Pushing
-from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.comm.shared_memory import PrivateMemory
-from ssmpi.core.errors import TrainingError
-from ssmpi.core.protocols import DenseStep
-from ssmpi.core.quality import Quality
-from ssmpi.core.settings import EXAMPLES, positive, require, within
 from ssmpi.data.batch import Batch
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
@@ -47,8 +41,14 @@ from ssmpi.embedding.table import Arena
 from ssmpi.model.estimates import VALUES
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import ThreadModel
-from ssmpi.roles.build_trainer import fresh_replica
-from ssmpi.roles.progress import Progress
+from ssmpi.runtime.errors import TrainingError
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.mpi.shared_memory import PrivateMemory
+from ssmpi.runtime.protocols import DenseStep
+from ssmpi.runtime.quality import Quality
+from ssmpi.runtime.settings import EXAMPLES, positive, require, within
+from ssmpi.trainer.build_trainer import fresh_replica
+from ssmpi.trainer.progress import Progress
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

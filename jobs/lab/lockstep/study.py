@@ -20,12 +20,12 @@ from jobs.lab.lockstep import study_results as results
 from jobs.lab.lockstep import trials
 from jobs.lab.lockstep.design import Arm, StudyDesign, Trial
 from jobs.lab.lockstep.trials import TEST, VALIDATION, TrialLog, TrialResult
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import positive
-from ssmpi.core.topology import MAX_RANKS
-from ssmpi.files.log import log
-from ssmpi.report.groups import name_of
-from ssmpi.run import lockfile
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.settings import positive
+from ssmpi.runtime.topology import MAX_RANKS
+from ssmpi.state import lockfile
+from ssmpi.tools.report.groups import name_of
 
 LOCK = "study.lock"
 Task = tuple[Trial, tuple[str, ...]]  # with the splits to score

@@ -11,9 +11,9 @@ import numpy as np
 from jobs.lab.lockstep.comparisons import FAMILIES, Results, against
 from jobs.lab.lockstep.design import FOREGROUND, ONE, SHADOW, UNSYNCED, Arm, StudyDesign, Subject
 from jobs.lab.lockstep.equivalence import Verdict
-from ssmpi.files import atomic_file
-from ssmpi.report import figures
-from ssmpi.report.groups import estimate
+from ssmpi.runtime.files import atomic_file
+from ssmpi.tools.report import figures
+from ssmpi.tools.report.groups import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

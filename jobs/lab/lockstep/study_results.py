@@ -12,10 +12,10 @@ import numpy as np
 from jobs.lab.lockstep import comparisons, study_picture
 from jobs.lab.lockstep.design import Choice, StudyDesign, Subject
 from jobs.lab.lockstep.equivalence import Verdict, judge
-from ssmpi.core.errors import UserError
-from ssmpi.files import atomic_file
-from ssmpi.files.log import log
-from ssmpi.report.groups import name_of
+from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.files.log import log
+from ssmpi.tools.report.groups import name_of
 
 
 @dataclass(frozen=True)

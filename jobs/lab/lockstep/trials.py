@@ -15,13 +15,13 @@ import numpy as np
 
 from jobs.lab.lockstep.design import Choice, StudyDesign, Subject, Trial
 from jobs.lab.lockstep.run import LockstepRun
-from ssmpi.core.errors import DataError, SettingsError, TrainingError
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
-from ssmpi.files.log import during, log
-from ssmpi.host.git_commit import commit
-from ssmpi.metrics.jsonl import JsonlFile
-from ssmpi.metrics.results import plain
+from ssmpi.runtime.errors import DataError, SettingsError, TrainingError
+from ssmpi.runtime.files.log import during, log
+from ssmpi.runtime.host.git_commit import commit
+from ssmpi.trainer.metrics.jsonl import JsonlFile
+from ssmpi.trainer.metrics.results import plain
 
 TRIALS = "trials.jsonl"
 VALIDATION, TEST = "validation", "test"

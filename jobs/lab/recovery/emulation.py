@@ -18,9 +18,9 @@ from jobs.lab.recovery.servers import SavedServer, tracker_of
 from jobs.lab.recovery.training import Batches, Training
 from ssmpi.config import Config
 from ssmpi.embedding.trackers import largest_tables, scope_of
-from ssmpi.files.run_files import ROWS
-from ssmpi.recovery import ledger
-from ssmpi.recovery.policy import RecoveryInputs
+from ssmpi.runtime.files.run_files import ROWS
+from ssmpi.state.recovery import ledger
+from ssmpi.state.recovery.policy import RecoveryInputs
 
 
 @dataclass(frozen=True)

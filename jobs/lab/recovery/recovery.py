@@ -14,14 +14,14 @@ from jobs.lab.options import EmulationOptions
 from jobs.lab.recovery import table
 from ssmpi.bench.harness import data, reporting
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
-from ssmpi.checkpoint.arena_writer import free_memory
 from ssmpi.config import Config, load
-from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.schema import read_manifest
-from ssmpi.metrics import results
-from ssmpi.recovery.inputs import inputs_of
-from ssmpi.recovery.policy import RecoveryInputs, compare, full_at, naive_at, partial_at
-from ssmpi.report.groups import Estimate, estimate
+from ssmpi.runtime.errors import DataError, SettingsError
+from ssmpi.state.checkpoint.arena_writer import free_memory
+from ssmpi.state.recovery.inputs import inputs_of
+from ssmpi.state.recovery.policy import RecoveryInputs, compare, full_at, naive_at, partial_at
+from ssmpi.tools.report.groups import Estimate, estimate
+from ssmpi.trainer.metrics import results
 
 if TYPE_CHECKING:
     from jobs.lab.recovery.emulation import EmulationResult, SavingStrategy

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.embedding import tracker_kernels
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, Tracking
-from ssmpi.recovery.ledger import LossAccount
+from ssmpi.state.checkpoint.rows.store import RowStore
+from ssmpi.state.recovery.ledger import LossAccount
 
 
 def tracker_of(kind: str, fraction: float, scope: Scope, arena: Arena) -> Tracker:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.recovery.policy import RecoveryInputs
-from ssmpi.report.groups import Estimate
+from ssmpi.state.recovery.policy import RecoveryInputs
+from ssmpi.tools.report.groups import Estimate
 
 HOUR = 3600.0
 Row = Mapping[str, Any]

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 
 from ssmpi.config import Config
-from ssmpi.core.errors import TrainingError
-from ssmpi.core.quality import Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
@@ -23,6 +21,8 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.trackers import Tracking
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import Replica
+from ssmpi.runtime.errors import TrainingError
+from ssmpi.runtime.quality import Quality
 
 Dense = list[np.ndarray]
 COUNTED = Tracking("mfu")  # pushes say how many accesses each row has, whatever is made of that

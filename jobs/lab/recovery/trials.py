@@ -14,11 +14,11 @@ from typing import Any
 
 from jobs.lab.recovery.emulation import EmulationResult, Loss, SavingStrategy
 from ssmpi.config import Config
-from ssmpi.core.errors import DataError
 from ssmpi.data.schema import read_manifest
-from ssmpi.files import atomic_file
-from ssmpi.metrics.results import plain
-from ssmpi.recovery.policy import RecoveryInputs
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files import atomic_file
+from ssmpi.state.recovery.policy import RecoveryInputs
+from ssmpi.trainer.metrics.results import plain
 
 READ = "data.", "dense.", "embedding.", "model.", "schedule.", "evaluate.final", "run.seed", "topology.embedding_ps"
 

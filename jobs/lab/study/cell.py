@@ -18,14 +18,14 @@ from typing import IO
 
 from jobs.lab.study.grid import Cell, Study
 from ssmpi.cluster import child_process
-from ssmpi.comm import signals
 from ssmpi.config import differences, load
-from ssmpi.core import settings
-from ssmpi.core.errors import STOPPED, SettingsError, UserError
-from ssmpi.files.result_marker import is_finished
-from ssmpi.files.run_files import MODEL, RUN_FILE
-from ssmpi.host.mpi_environment import PYTHON
-from ssmpi.run import lockfile
+from ssmpi.runtime import settings
+from ssmpi.runtime.errors import STOPPED, SettingsError, UserError
+from ssmpi.runtime.files.result_marker import is_finished
+from ssmpi.runtime.files.run_files import MODEL, RUN_FILE
+from ssmpi.runtime.host.mpi_environment import PYTHON
+from ssmpi.runtime.mpi import signals
+from ssmpi.state import lockfile
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 GRACE_SECONDS = 20.0  # between a request to end and the next stronger one

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.config import Config
-from ssmpi.core import settings
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import SECONDS, flat, nested, positive, require
-from ssmpi.report.groups import CASE, RUN, SEED, name_of
+from ssmpi.runtime import settings
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.settings import SECONDS, flat, nested, positive, require
+from ssmpi.tools.report.groups import CASE, RUN, SEED, name_of
 
 Point = dict[str, Any]  # axis to value; the axis "case" to a name, all others are settings
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from jobs.lab.study.grid import Cell, Point, Study
 from ssmpi import __version__
-from ssmpi.core.errors import UserError
-from ssmpi.files import atomic_file
-from ssmpi.files.log import log
-from ssmpi.metrics.results import plain
-from ssmpi.report import columns, figures, page
-from ssmpi.report.groups import CASE, Estimate, Group, Row, name_of, row, short
-from ssmpi.report.reader import read
+from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.files.log import log
+from ssmpi.tools.report import columns, figures, page
+from ssmpi.tools.report.groups import CASE, Estimate, Group, Row, name_of, row, short
+from ssmpi.tools.report.reader import read
+from ssmpi.trainer.metrics.results import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

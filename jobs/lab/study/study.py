@@ -14,9 +14,9 @@ from tqdm import tqdm
 from jobs.lab.study import cell as cells
 from jobs.lab.study import results
 from jobs.lab.study.grid import Cell, Study
-from ssmpi.core.errors import STOPPED, SettingsError
-from ssmpi.files.log import log, terminal
-from ssmpi.report.reader import read
+from ssmpi.runtime.errors import STOPPED, SettingsError
+from ssmpi.runtime.files.log import log, terminal
+from ssmpi.tools.report.reader import read
 
 Failures = dict[str, str]
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ssmpi.bench.harness.stages import ServerEnd
-from ssmpi.comm.inbox import Inbox
-from ssmpi.comm.messages import Conversation
-from ssmpi.core.protocols import MPIRequest
-from ssmpi.core.traffic import Link
+from ssmpi.runtime.mpi.inbox import Inbox
+from ssmpi.runtime.mpi.messages import Conversation
+from ssmpi.runtime.protocols import MPIRequest
+from ssmpi.runtime.traffic import Link
 
 
 class ServedThrough(Conversation):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ssmpi.config import Config, load
-from ssmpi.core import settings
-from ssmpi.core.errors import DataError
-from ssmpi.host.mpi_environment import PYTHON
+from ssmpi.runtime import settings
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.host.mpi_environment import PYTHON
 
 ROWS, SHORT_ROWS = 1_500_000, 12_000
 SCALE = 0.05  # distinct tokens, as a share of Criteo Kaggle's 33.8 million

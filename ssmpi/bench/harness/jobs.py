@@ -18,10 +18,10 @@ from ssmpi.bench.harness.results import JobResult, together
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.cluster import child_process, launch
 from ssmpi.cluster.session_folder import session_folder
-from ssmpi.comm import signals
-from ssmpi.core.errors import PeerError
-from ssmpi.files.run_files import VERSIONS
-from ssmpi.host.mpi_environment import PYTHON
+from ssmpi.runtime.errors import PeerError
+from ssmpi.runtime.files.run_files import VERSIONS
+from ssmpi.runtime.host.mpi_environment import PYTHON
+from ssmpi.runtime.mpi import signals
 
 TIME_LIMIT_SECONDS = 300.0
 QUIET = (

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ssmpi.bench.harness.windows import Ticks, clock
-from ssmpi.core.protocols import DenseStep
 from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups
-from ssmpi.roles.worker import HelpingTrainer, WorkerModel, WorkerPace, WorkerProgress, WorkerTrainer
+from ssmpi.runtime.protocols import DenseStep
+from ssmpi.trainer.worker import HelpingTrainer, WorkerModel, WorkerPace, WorkerProgress, WorkerTrainer
 
 
 class AnyTrainer(WorkerTrainer, HelpingTrainer, Protocol):

@@ -16,13 +16,13 @@ from torch import nn
 
 from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.config import Config
-from ssmpi.core.bags import Bags
-from ssmpi.core.settings import require
 from ssmpi.data.batch import Batch
 from ssmpi.model import reference
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
 from ssmpi.model.parameters import by_name
+from ssmpi.runtime.bags import Bags
+from ssmpi.runtime.settings import require
 
 
 class Column(NamedTuple):

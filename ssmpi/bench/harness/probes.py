@@ -20,7 +20,7 @@ from ssmpi.embedding.transport import RemoteTables
 from ssmpi.sync.pace import Shadow
 
 if TYPE_CHECKING:
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.trainer.trainer import Trainer
 
 
 class Probe:

@@ -22,18 +22,18 @@ from ssmpi.bench.harness.probes import PROBES, Probed
 from ssmpi.bench.harness.results import ServerResult, TrainerResult
 from ssmpi.bench.harness.stages import StagedServer, StagedTrainer
 from ssmpi.bench.harness.windows import Readings, Ticks, clock, watch
-from ssmpi.comm import failure, signals
-from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import Config, load
-from ssmpi.core.topology import Role
-from ssmpi.files import log
-from ssmpi.host import memory_folder
-from ssmpi.recovery.start import BEGINNING, Start
+from ssmpi.runtime.files import log
+from ssmpi.runtime.host import memory_folder
+from ssmpi.runtime.mpi import failure, signals
+from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
+from ssmpi.runtime.topology import Role
+from ssmpi.state.recovery.start import BEGINNING, Start
 from ssmpi.train import PARTS, help_lane, hogwild
 
 if TYPE_CHECKING:
-    from ssmpi.comm.world import Job, MakeConversation, World
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.runtime.mpi.world import Job, MakeConversation, World
+    from ssmpi.trainer.trainer import Trainer
 
 
 class Measured:
@@ -46,7 +46,7 @@ class Measured:
     def conversations(self, role: Role) -> MakeConversation:
         """What makes a rank's conversations."""
         from ssmpi.bench.harness.conversations import ServedThrough
-        from ssmpi.comm.messages import Conversation
+        from ssmpi.runtime.mpi.messages import Conversation
 
         if role is Role.TRAINER or self.task.probe != "stages":
             return Conversation
@@ -62,10 +62,10 @@ def run(kind: type[Measured] = Measured) -> None:
     try:
         task = Task.read(Path(sys.argv[1]))
         signals.listen()
-        from ssmpi.comm.world import joined
+        from ssmpi.runtime.mpi.world import joined
 
         with joined() as job:
-            from ssmpi.run import run_folder
+            from ssmpi.state import run_folder
 
             run_file = Path(task.run_file)
             config = job.agree(lambda: run_folder.prepare(load(run_file, task.overrides), job.size, overwrite=True))
@@ -77,7 +77,7 @@ def run(kind: type[Measured] = Measured) -> None:
 
 def play(measured: Measured, config: Config, job: Job) -> None:
     """Run the role that the topology assigns to this rank."""
-    from ssmpi.comm.world import World
+    from ssmpi.runtime.mpi.world import World
 
     world = World(job, config.topology, measured.conversations(config.topology.role_of(job.rank)[0]))
     log.configure(world.who, verbose=False)
@@ -114,7 +114,7 @@ def train_in_windows(
     measured: Measured, config: Config, world: World, servers: dict[str, int], start: Start
 ) -> TrainerResult:
     """Train until the windows are over, then stop as on request."""
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.trainer.trainer import Trainer
 
     task, trainer = measured.task, Trainer(config, world, Path(config.run.folder), start)
     view, ticks = measured.view(trainer), Ticks(config.topology.threads)

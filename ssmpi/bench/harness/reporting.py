@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssmpi import __version__
-from ssmpi.files import atomic_file
-from ssmpi.host.packages import package_versions
-from ssmpi.metrics import results
+from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.host.packages import package_versions
+from ssmpi.trainer.metrics import results
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.config import Config
-from ssmpi.core.errors import DataError
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.errors import DataError
 
 BLOCK = 65_536  # rows: enough that no thread memorizes them within a few windows
 

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from ssmpi.bench.harness.loop import TrainerView
-from ssmpi.comm.service import THREADS
-from ssmpi.core.protocols import DenseModel, DenseStep, MPIRequest
-from ssmpi.core.topology import Role
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Ids, Lookups
 from ssmpi.embedding.lookup import Lookup
-from ssmpi.roles.worker import WorkerModel, WorkerProgress
+from ssmpi.runtime.mpi.service import THREADS
+from ssmpi.runtime.protocols import DenseModel, DenseStep, MPIRequest
+from ssmpi.runtime.topology import Role
+from ssmpi.trainer.worker import WorkerModel, WorkerProgress
 
 if TYPE_CHECKING:
-    from ssmpi.comm.inbox import Inbox
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.runtime.mpi.inbox import Inbox
+    from ssmpi.trainer.trainer import Trainer
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ssmpi.core.errors import UserError
 from ssmpi.data.features import CRITEO
+from ssmpi.runtime.errors import UserError
 
 LABEL = "label"
 BLOCK_BYTES = 64 << 20  # of text; a row group each

@@ -42,7 +42,7 @@ def read(run_file: Path, overrides: tuple[str, ...], seconds: float, turns: int)
     """Read the training rows in turns of so many CPU seconds, or of a pass if that is longer, after one that is not
     counted.
     """
-    from ssmpi.roles.build_trainer import cursor_options  # here, because the parent process does not need torch
+    from ssmpi.trainer.build_trainer import cursor_options  # here, because the parent process does not need torch
 
     config = load(run_file, overrides)
     folder, split = Path(config.data.folder), config.data.train_split

@@ -25,7 +25,7 @@ from ssmpi.bench.throughput import render
 from ssmpi.bench.throughput.contenders import SSMPI, Contender, grid, in_fresh_process, visit_local
 from ssmpi.bench.throughput.sections import NOT_SHORT, SECTIONS
 from ssmpi.bench.throughput.turns import Harness
-from ssmpi.core.errors import SettingsError
+from ssmpi.runtime.errors import SettingsError
 
 START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
 SHORT_WINDOW = 0.3  # seconds

@@ -37,9 +37,6 @@ from ssmpi.bench.harness.windows import Ticks, Timing
 from ssmpi.bench.throughput import contenders, groups, lock, render, sections, throughput, turns
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, TUNED, Contender
 from ssmpi.cli import main
-from ssmpi.comm.service import request_tag
-from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.topology import Role
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches_in
 from ssmpi.embedding import wire
@@ -53,6 +50,9 @@ from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica, ThreadModel
+from ssmpi.runtime.errors import DataError, SettingsError
+from ssmpi.runtime.mpi.service import request_tag
+from ssmpi.runtime.topology import Role
 from ssmpi.sync.pace import Pace, Shadow
 from ssmpi.train import hogwild
 
@@ -757,7 +757,7 @@ def test_samples_of_the_gil_are_those_of_the_workers_loop():
         "run (threading.py:975);hogwild (train.py:44);step (optim.py:49) 12",
         "hogwild (ssmpi/train.py:45) 3",
         "help_lane (ssmpi/train.py:58) 5",
-        "run (ssmpi/comm/mover.py:51) 2",
+        "run (ssmpi/runtime/mpi/mover.py:51) 2",
         "poll (failure.py:1) 9",
     ]
     assert gil.count(stacks, gil.LOOP) == 15

@@ -13,7 +13,7 @@ from data_prep import cli
 from data_prep.table.schema_file import read_schema
 from ssmpi.bench import preparation
 from ssmpi.bench.options import PrepareOptions
-from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.runtime.errors import DataError, SettingsError
 
 
 def in_process(monkeypatch):

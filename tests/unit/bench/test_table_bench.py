@@ -9,7 +9,7 @@ import pytest
 from ssmpi.bench import compression, tables
 from ssmpi.bench.options import CompressionOptions, TablesOptions
 from ssmpi.bench.tables import ARRIVAL, DYNAMIC, DYNAMIC_SENT, RANDOM, STATIC, STATIC_SENT
-from ssmpi.core.errors import SettingsError, UserError
+from ssmpi.runtime.errors import SettingsError, UserError
 
 SMALL = TablesOptions(features=3, rows=500, dim=4, batch=(16, 50), turns=3)
 

@@ -11,10 +11,10 @@ import pytest
 from runs import write_run_file
 
 from ssmpi import cli
-from ssmpi.comm import failure
-from ssmpi.core.errors import TopologyError
-from ssmpi.core.settings import dump
-from ssmpi.host import launcher_env
+from ssmpi.runtime.errors import TopologyError
+from ssmpi.runtime.host import launcher_env
+from ssmpi.runtime.mpi import failure
+from ssmpi.runtime.settings import dump
 
 
 def refused(capsys, *words):
@@ -74,7 +74,8 @@ def test_files_and_folders_in_the_wrong_place_are_told_apart(tmp_path, monkeypat
 
 NO_ROOM = """
 import errno, sys
-from ssmpi import cli, report
+from ssmpi import cli
+from ssmpi.tools import report
 def plot(path):
     raise OSError(errno.ENOSPC, "No space left on device", str(path))
 report.plot = plot

@@ -21,11 +21,11 @@ from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.site import Launcher, Node, Site
 from ssmpi.cluster.stop_signals import STOP_SIGNALS, StopSignals
 from ssmpi.config import load
-from ssmpi.core.errors import LOST, STOPPED, PeerError, SettingsError, UserError
-from ssmpi.host.mpi_environment import START_LIMIT
-from ssmpi.run import resume, run_folder, run_lock
-from ssmpi.run.request import RunRequest
-from ssmpi.run.run_lock import LaunchLock
+from ssmpi.runtime.errors import LOST, STOPPED, PeerError, SettingsError, UserError
+from ssmpi.runtime.host.mpi_environment import START_LIMIT
+from ssmpi.state import resume, run_folder, run_lock
+from ssmpi.state.request import RunRequest
+from ssmpi.state.run_lock import LaunchLock
 
 TELL = """
 import os, pathlib, sys

@@ -10,7 +10,7 @@ from ssmpi.cluster import hosts as module
 from ssmpi.cluster.hosts import Hosts, moved
 from ssmpi.cluster.node_layout import lay_out
 from ssmpi.cluster.site import Launcher, Node, Site, SitePlacement, Slurm
-from ssmpi.core.topology import Role, Topology
+from ssmpi.runtime.topology import Role, Topology
 
 GB = 1e9
 TOPOLOGY = Topology(trainers=3, embedding_ps=2, sync_ps=1)

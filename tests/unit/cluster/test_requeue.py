@@ -6,7 +6,7 @@ import os
 import pytest
 
 from ssmpi.cluster.requeue import LaunchAttempt
-from ssmpi.core.errors import LOST, STOPPED
+from ssmpi.runtime.errors import LOST, STOPPED
 
 
 @pytest.fixture

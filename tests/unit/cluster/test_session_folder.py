@@ -12,7 +12,7 @@ import pytest
 
 from ssmpi.cluster import session_folder as module
 from ssmpi.cluster.session_folder import session_folder
-from ssmpi.host.mpi_environment import SESSION_OWNER, SESSIONS
+from ssmpi.runtime.host.mpi_environment import SESSION_OWNER, SESSIONS
 
 HOLDS = """
 import subprocess, sys, time

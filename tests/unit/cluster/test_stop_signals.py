@@ -135,7 +135,7 @@ def test_a_signal_between_two_starts_ends_the_pause():
 IGNORED = """
 import signal
 from ssmpi.cluster.stop_signals import StopSignals
-from ssmpi.comm import signals
+from ssmpi.runtime.mpi import signals
 for signum in (signal.SIGHUP, signal.SIGINT):
     signal.signal(signum, signal.SIG_IGN)
 signals.listen()

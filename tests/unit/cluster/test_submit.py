@@ -18,11 +18,11 @@ from ssmpi import cli
 from ssmpi.cluster import site, submit
 from ssmpi.cluster.node_layout import lay_out, layout_of
 from ssmpi.config import load
-from ssmpi.core.errors import SettingsError, TopologyError
-from ssmpi.core.settings import dump
-from ssmpi.core.topology import Role, Topology
 from ssmpi.data.features import CRITEO
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
+from ssmpi.runtime.errors import SettingsError, TopologyError
+from ssmpi.runtime.settings import dump
+from ssmpi.runtime.topology import Role, Topology
 
 JOBS = Path(__file__).parents[3] / "jobs"
 SITES = sorted(path.stem for path in (JOBS / "sites").glob("*.toml"))

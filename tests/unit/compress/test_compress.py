@@ -14,7 +14,7 @@ from ssmpi.bench.options import CompressionOptions
 from ssmpi.compress import CodecOptions, PayloadError, payload
 from ssmpi.compress.codec import TINY
 from ssmpi.compress.kernels import BLOCK
-from ssmpi.core.errors import SettingsError, TrainingError
+from ssmpi.runtime.errors import SettingsError, TrainingError
 
 SIZE = BLOCK + 1_003  # two blocks, the second not a multiple of anything
 BORDERS = (700, 701, 30_000, BLOCK + 17, SIZE)

@@ -10,11 +10,11 @@ from centers import center_alone
 from test_compress import BORDERS, SIZE, TEXTS, decoded, gradient
 
 from ssmpi import compress
-from ssmpi.comm.waiting import WaitOptions
 from ssmpi.compress import CodecOptions, MirrorReceiver, MirrorSender, PayloadError, ShardCodecs
-from ssmpi.core.errors import TrainingError
-from ssmpi.core.topology import Role, Topology
-from ssmpi.core.traffic import Traffic
+from ssmpi.runtime.errors import TrainingError
+from ssmpi.runtime.mpi.waiting import WaitOptions
+from ssmpi.runtime.topology import Role, Topology
+from ssmpi.runtime.traffic import Traffic
 from ssmpi.sync import pushes
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.easgd import EASGD

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from datasets import LIST_CARDINALITIES, WITH_LISTS, draw_lists, make_lists_dataset
 
-from ssmpi.core.errors import DataError
 from ssmpi.data.features import Features, ListOptions
 from ssmpi.data.reader import BatchCutter, SplitReader, batches, batches_in, shuffled
 from ssmpi.data.schema import read_manifest, write_manifest, write_shard
 from ssmpi.data.shard_columns import Columns, Lists
+from ssmpi.runtime.errors import DataError
 
 LISTS_ONLY = Features(
     ("age",), ("tags", "words"), {"tags": ListOptions("sum", longest=6), "words": ListOptions("sum", longest=3)}

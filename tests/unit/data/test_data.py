@@ -12,9 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi import config
-from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.core.errors import DataError
-from ssmpi.core.topology import Topology
 from ssmpi.data.block_dispatcher import NOT_YET, NOTHING_LEFT, BlockDispatcher, block_order
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Piece, Position, StartedPiece
@@ -28,8 +25,11 @@ from ssmpi.data.reader import (
     suit_block_rows,
 )
 from ssmpi.data.trained_rows import Deal, TrainedRows
-from ssmpi.roles.shard_check import share
-from ssmpi.run import run_folder
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.topology import Topology
+from ssmpi.state import run_folder
+from ssmpi.trainer.shard_check import share
 
 STATIC, DYNAMIC = DataOptions("d", handout="static"), DataOptions("d", handout="dynamic")
 

@@ -15,14 +15,14 @@ from runs import train_over_threads, write_run_file
 from data_prep.check.design_matrix import DesignMatrix
 from data_prep.check.inspect import describe_folder
 from data_prep.shards.provenance import manifest_checksum
-from ssmpi.checkpoint import model_files
-from ssmpi.checkpoint.data_origin import DataOrigin
-from ssmpi.core.errors import DataError
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import SPLITS, Manifest, read_manifest, write_manifest
 from ssmpi.data.shard_columns import Columns
 from ssmpi.data.values import bad_values
+from ssmpi.runtime.errors import DataError
+from ssmpi.state.checkpoint import model_files
+from ssmpi.state.checkpoint.data_origin import DataOrigin
 from ssmpi.tools import plan, score
 
 NO_DENSE = Features((), FEW.sparse)

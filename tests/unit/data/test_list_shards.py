@@ -14,12 +14,12 @@ from datasets import FEW, FEW_CARDINALITIES, LIST_CARDINALITIES, WITH_LISTS, mak
 from data_prep.check.inspect import describe_folder
 from data_prep.check.verify import verify
 from data_prep.shards.provenance import manifest_checksum
-from ssmpi.core.errors import DataError
 from ssmpi.data import columns
 from ssmpi.data.features import CRITEO, Features, ListOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest, write_manifest, write_shard
 from ssmpi.data.shard_columns import Columns, Lists, read_columns
+from ssmpi.runtime.errors import DataError
 
 SHARD = "train/shard-00000.h5"
 

@@ -8,12 +8,12 @@ import pytest
 from datasets import make_dataset
 from runs import write_run_file
 
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import dump
 from ssmpi.data.schema import Split, read_manifest, write_manifest
-from ssmpi.files.log import log
-from ssmpi.run import resume
-from ssmpi.run.request import RunRequest
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.settings import dump
+from ssmpi.state import resume
+from ssmpi.state.request import RunRequest
 
 
 @pytest.fixture(scope="module")

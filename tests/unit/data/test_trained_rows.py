@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strength import at_least
 
-from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.data.block_dispatcher import NOTHING_LEFT
 from ssmpi.data.position import Piece, Position, StartedPiece
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 
 
 class KeptMemory(ProcessMemory):

@@ -13,10 +13,10 @@ from datasets import FEW, LIST_CARDINALITIES, flip_a_value, make_dataset, make_k
 from data_prep.check import baseline as module
 from data_prep.check.baseline import baseline
 from data_prep.cli import main
-from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, ShardEntry, Split, read_manifest, write_manifest, write_shard
 from ssmpi.data.shard_columns import Columns
+from ssmpi.runtime.errors import DataError, UserError
 
 CARDINALITY = 8
 SHARDS = {"train": (3_000, 1_000), "validation": (1_000,), "test": (1_500,)}

@@ -11,7 +11,7 @@ from data_prep.criteo import prepare
 from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
 from data_prep.vocabulary import fit, scan
-from ssmpi.core.errors import DataError
+from ssmpi.runtime.errors import DataError
 
 
 def same_size(raw):

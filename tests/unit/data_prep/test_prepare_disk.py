@@ -17,8 +17,8 @@ from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
 from data_prep.raw.sources import TextStream
 from data_prep.vocabulary import encoding
-from ssmpi.core.errors import DataError
 from ssmpi.data import hdf5_file
+from ssmpi.runtime.errors import DataError
 
 
 @pytest.fixture

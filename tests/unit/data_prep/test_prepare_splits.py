@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_prep.shards.shard_layout import ShardLayout, draw_shards, permutation
 from data_prep.splits import parse_fractions, split_rows
-from ssmpi.core.errors import UserError
+from ssmpi.runtime.errors import UserError
 
 
 def test_kaggle_is_cut_as_dlrm_cuts_it():

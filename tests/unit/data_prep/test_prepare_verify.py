@@ -13,11 +13,11 @@ from datasets import FEW, FEW_CARDINALITIES, make_dataset
 from data_prep.check.verify import verify
 from data_prep.cli import main
 from data_prep.ranks import Ranks
-from ssmpi.core.errors import DataError
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest, write_shard
 from ssmpi.data.shard_columns import Columns
 from ssmpi.data.shard_frame import frame_of
+from ssmpi.runtime.errors import DataError
 
 
 def rows(count):

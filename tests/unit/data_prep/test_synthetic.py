@@ -20,7 +20,7 @@ from data_prep.synthetic.teacher import (
     scaled_cardinalities,
 )
 from data_prep.synthetic.text_writer import token_masks, token_of
-from ssmpi.core.errors import UserError
+from ssmpi.runtime.errors import UserError
 
 SMALL = scaled_cardinalities(0.001)
 ROWS = 40_000

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from rows import row_options
 from test_lookup import CARDINALITIES, OPTIONS, SomeMapped, whole_table
 
-from ssmpi.core.bags import Bags, IdRoom
-from ssmpi.core.errors import TrainingError
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.bags import Bags, IdRoom
+from ssmpi.runtime.errors import TrainingError
 
 FEATURES = len(CARDINALITIES)
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from oracle import mix
 from rows import row_options
 
-from ssmpi.checkpoint import files, model_files, store
-from ssmpi.core.errors import DataError
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN
 from ssmpi.embedding.keyed_files import Continued
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.errors import DataError
+from ssmpi.state.checkpoint import files, model_files, store
 
 SIZES, NAMES = (0, 5), ("user", "shop")  # a table with keys and one with ids
 KEYS = 64

@@ -19,9 +19,6 @@ from oracle import initial_row
 from rows import row_options
 from test_keyed_table import BATCHES, BEGIN, WIDTH, check_values
 
-from ssmpi.comm import memory_file
-from ssmpi.comm.memory_file import MemoryFile, Origin
-from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding import key_layout
 from ssmpi.embedding.dynamic_options import DynamicOptions
@@ -29,6 +26,9 @@ from ssmpi.embedding.key_layout import KeyLayout
 from ssmpi.embedding.keyed_table import KeyedTable
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.mpi import memory_file
+from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
+from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 
 ROWS = 34
 POISON = 0xA5  # what lies where no memory was asked for: reading it shows, and writing it too

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from oracle import initial_row, mix
 from rows import row_options
 
-from ssmpi.core.errors import SettingsError, TrainingError
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding.client import Lookups
@@ -24,6 +23,7 @@ from ssmpi.embedding.keyed_table import Beginning, KeyedTable
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.errors import SettingsError, TrainingError
 
 WIDTH, ROWS = 3, 10
 MOST = 16  # keys: more would not all be counted beside so few rows

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from rows import push_to, row_options
 
-from ssmpi.core.errors import TrainingError
 from ssmpi.embedding import kernels
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.errors import TrainingError
 
 CARDINALITIES, BATCH = (40, 7, 90), 11
 NOTHING = np.empty(0, np.float32)

@@ -8,8 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rows import Replies, push_to, row_options
 
-from ssmpi.comm.service import request_tag
-from ssmpi.core.errors import DataError
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
@@ -19,6 +17,8 @@ from ssmpi.embedding.key_lookup import KeyLookup
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.mpi.service import request_tag
 
 SIZES, NAMES, DIM = (0, 30, 0), ("user", "shop", "item"), 4
 NOTHING = np.empty(0, np.float32)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssmpi.core.errors import TopologyError
 from ssmpi.embedding.placement import place
+from ssmpi.runtime.errors import TopologyError
 
 tables = st.lists(st.integers(1, 300) | st.integers(1_000, 5_000), min_size=1, max_size=30)
 servers = st.integers(1, 12)

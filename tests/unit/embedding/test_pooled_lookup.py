@@ -8,8 +8,6 @@ from rows import row_options
 from test_bag_lookup import FEATURES, bags_of, drawn
 from test_lookup import CARDINALITIES
 
-from ssmpi.comm.service import request_tag
-from ssmpi.core.errors import DataError
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
@@ -17,6 +15,8 @@ from ssmpi.embedding.pooled_lookup import PooledLookup
 from ssmpi.embedding.pooling import TableTraffic, counted, pooled_tables
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.mpi.service import request_tag
 
 NOTHING = np.empty(0, np.float32)
 LENGTHS = (2.5, 1.0, 2.5)  # the second feature is no list

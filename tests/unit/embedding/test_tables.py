@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from rows import row_options
 
-from ssmpi.checkpoint import files, store
-from ssmpi.checkpoint.model_files import find, load_tables
-from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.errors import DataError
+from ssmpi.state.checkpoint import files, store
+from ssmpi.state.checkpoint.model_files import find, load_tables
 
 CARDINALITIES = (3, 500, 40, 1, 77)
 

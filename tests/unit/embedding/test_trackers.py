@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import row_options
 
-from ssmpi.comm.shared_memory import SharedMemory, attach
 from ssmpi.embedding import tracker_kernels
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import RowArray
 from ssmpi.embedding.trackers import MFU, SCAR, SSU, Scope, largest_tables, scope_of
+from ssmpi.runtime.mpi.shared_memory import SharedMemory, attach
 
 KAGGLE = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,

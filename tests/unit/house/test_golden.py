@@ -7,8 +7,8 @@ from datasets import CARDINALITIES
 from runs import train_over_threads
 
 from ssmpi.config import load
-from ssmpi.core.settings import dump
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
+from ssmpi.runtime.settings import dump
 from ssmpi.tools.plan import describe
 
 

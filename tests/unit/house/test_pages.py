@@ -9,8 +9,8 @@ import pytest
 from jobs.lab.__main__ import parser as laboratory
 from ssmpi.cli import parse_overrides
 from ssmpi.cli.arguments import parser
-from ssmpi.metrics.fields import markdown
 from ssmpi.tools import settings_text
+from ssmpi.trainer.metrics.fields import markdown
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "jobs").rglob("*.md"), *(ROOT / "ssmpi").rglob("*.md")])

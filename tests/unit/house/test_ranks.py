@@ -14,11 +14,11 @@ from numba.core import event
 from ranks import TimeLimitError, over_threads
 from runs import train_over_threads
 
-from ssmpi.comm import failure
-from ssmpi.comm.inbox import Inbox
-from ssmpi.comm.waiting import WaitOptions, wait
-from ssmpi.core.errors import PeerError
-from ssmpi.core.topology import Role, Topology
+from ssmpi.runtime.errors import PeerError
+from ssmpi.runtime.mpi import failure
+from ssmpi.runtime.mpi.inbox import Inbox
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait
+from ssmpi.runtime.topology import Role, Topology
 
 THREE = Topology(trainers=3)
 WAITING = WaitOptions(time_limit_seconds=60)

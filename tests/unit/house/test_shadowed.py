@@ -12,8 +12,8 @@ import pytest
 from jobs.lab.study import cell
 from ssmpi.bench.harness import data, jobs
 from ssmpi.cluster import launch
-from ssmpi.core.errors import DataError
-from ssmpi.run.request import RunRequest
+from ssmpi.runtime.errors import DataError
+from ssmpi.state.request import RunRequest
 
 JOBS = Path(__file__).parents[3] / "jobs"
 PACKAGES = ("ssmpi", "data_prep", "mpi4py", "torch", "numpy")

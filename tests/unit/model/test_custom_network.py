@@ -18,14 +18,10 @@ from ranks import ssmpi
 from runs import Run, train_over_threads, write_run_file
 from test_networks import assert_gradients, example
 
-from ssmpi.checkpoint.store import Store
 from ssmpi.cli import main
 from ssmpi.config import differences, load
-from ssmpi.core import user_code
-from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.features import Features
 from ssmpi.data.schema import read_manifest
-from ssmpi.files import run_files
 from ssmpi.model import custom_network, graph
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions
@@ -33,14 +29,18 @@ from ssmpi.model.parameters import by_name
 from ssmpi.model.places import places_of
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import NETWORKS, network_of
-from ssmpi.recovery import checkpoints
-from ssmpi.recovery.start import Supervised
-from ssmpi.recovery.state import RecoveryState
-from ssmpi.roles import build_trainer
-from ssmpi.run import continued, resume, run_folder
-from ssmpi.run.request import RunRequest
+from ssmpi.runtime import user_code
+from ssmpi.runtime.errors import DataError, SettingsError
+from ssmpi.runtime.files import run_files
+from ssmpi.state import continued, resume, run_folder
+from ssmpi.state.checkpoint.store import Store
+from ssmpi.state.recovery import checkpoints
+from ssmpi.state.recovery.start import Supervised
+from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.request import RunRequest
 from ssmpi.tools import plan, score
 from ssmpi.tools.export import export
+from ssmpi.trainer import build_trainer
 
 
 def command(*words):

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from oracle import initial_row, initial_tables
 from rows import row_options
 
-from ssmpi.compiled.aligned import aligned
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.compiled.aligned import aligned
 
 
 @pytest.fixture

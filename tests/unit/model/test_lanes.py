@@ -15,7 +15,6 @@ from members import OPTIONS, Group
 from strength import one_at_a_time
 from test_networks import example
 
-from ssmpi.comm.mailbox import LATE
 from ssmpi.model import brgemm
 from ssmpi.model import lane as lane_module
 from ssmpi.model.edges import Receive, Send
@@ -30,7 +29,8 @@ from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
 from ssmpi.model.top_k import TopK
 from ssmpi.model.zoo import network_of
-from ssmpi.roles import precompile
+from ssmpi.runtime.mpi.mailbox import LATE
+from ssmpi.trainer import precompile
 
 
 class One:

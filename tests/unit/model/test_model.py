@@ -11,8 +11,6 @@ import torch
 from oracle import PlainDLRM
 from runs import train_over_threads
 
-from ssmpi.checkpoint import files
-from ssmpi.core.errors import DataError
 from ssmpi.model import blas, processor, reference
 from ssmpi.model.executor import PIECE
 from ssmpi.model.network import Inputs
@@ -22,6 +20,8 @@ from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.part import Part
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import network_of
+from ssmpi.runtime.errors import DataError
+from ssmpi.state.checkpoint import files
 
 OPTIONS = ModelOptions(bottom=(8, 4), top=(6, 1))
 

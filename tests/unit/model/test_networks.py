@@ -11,8 +11,6 @@ from runs import train_over_threads
 from test_model import autograd
 
 from ssmpi.config import load
-from ssmpi.core.errors import SettingsError
-from ssmpi.core.row_layout import RowLayout
 from ssmpi.model import blas, brgemm, kernels
 from ssmpi.model.autograd_step import AutogradStep
 from ssmpi.model.executor import PIECE, CompiledStep
@@ -38,6 +36,8 @@ from ssmpi.model.parameters import OwnedParameters, by_name
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import NETWORKS, network_of
+from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.row_layout import RowLayout
 
 INPUTS = Inputs(dense=5, tables=3, dim=4)
 

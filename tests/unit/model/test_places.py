@@ -8,13 +8,13 @@ from drawn_networks import networks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssmpi.core.errors import SettingsError
 from ssmpi.model.network import Inputs, floats_in
 from ssmpi.model.options import DeepFMOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.part import bytes_of_step, owned_rows
 from ssmpi.model.places import PLANS, AtHome, AtMember, Columns, _narrowest, places_of
 from ssmpi.model.zoo import network_of
+from ssmpi.runtime.errors import SettingsError
 
 KAGGLE = Inputs(dense=13, tables=26, dim=16)
 DLRM = network_of(ModelOptions(), KAGGLE)

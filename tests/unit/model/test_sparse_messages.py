@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssmpi.comm.mailbox import ANOTHER_SIZE, DONE, LATE, PAYLOAD, SIZE, room
-from ssmpi.compiled.aligned import aligned
 from ssmpi.model.bfloat16 import rows as rounded
 from ssmpi.model.edges import BITMAP, BYTES, WORDS, Edge, coding
 from ssmpi.model.sparse_messages import post_kept, take_back, take_kept
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.mpi.mailbox import ANOTHER_SIZE, DONE, LATE, PAYLOAD, SIZE, room
 
 LIMIT = 60_000_000_000  # ns
 UNUSUAL = np.array([0.0, -0.0, np.nan, np.inf, 1e-40], np.float32)

@@ -11,7 +11,6 @@ from own_network import NAMED, write_own
 from runs import train_over_threads, write_run_file
 from test_model import autograd
 
-from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.model import blas, brgemm, graph, initial, program, top_k_kernels
 from ssmpi.model.autograd_step import AutogradStep
 from ssmpi.model.estimates import VALUES, Estimates
@@ -25,6 +24,7 @@ from ssmpi.model.replica import Replica
 from ssmpi.model.top_k import TopK, describe, with_top_k
 from ssmpi.model.top_k_kernels import by_strongest, measure, strongest, threshold, where_large
 from ssmpi.model.zoo import network_of
+from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.tools import score
 
 NUMBERS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -3.5, 1e-45, 1e38, np.inf, -np.inf, np.nan, -np.nan])

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from ssmpi import sync
-from ssmpi.comm.world import shadow_share
-from ssmpi.core.topology import Role
+from ssmpi.runtime.mpi.world import shadow_share
+from ssmpi.runtime.topology import Role
 from ssmpi.sync import pace
 
 TRAINER, EMBEDDING_PS, SYNC_PS = Role.TRAINER, Role.EMBEDDING_PS, Role.SYNC_PS

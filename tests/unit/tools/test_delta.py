@@ -14,8 +14,8 @@ from runs import Run, train_over_threads
 from safetensors.numpy import load_file, save_file
 
 from ssmpi import cli
-from ssmpi.checkpoint import files, store
-from ssmpi.core.errors import DataError, UserError
+from ssmpi.runtime.errors import DataError, UserError
+from ssmpi.state.checkpoint import files, store
 from ssmpi.tools import delta, tensor_files
 from ssmpi.tools.export import export
 

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.nn.functional import linear
 
-from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
+from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.tools import score
 from ssmpi.tools.export import export
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from ssmpi.core.errors import SettingsError
 from ssmpi.model.network import Inputs, floats_in
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.part import owned_rows
 from ssmpi.model.places import PLANS, places_of
 from ssmpi.model.zoo import network_of
+from ssmpi.runtime.errors import SettingsError
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS
 from ssmpi.tools import forecast
 from ssmpi.tools.forecast import STEP, SYNC, Forecast, LinkSpeeds, Rounds

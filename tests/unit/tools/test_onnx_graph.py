@@ -8,12 +8,12 @@ import onnxruntime
 import pytest
 import torch
 
-from ssmpi.core.errors import DataError, UserError
 from ssmpi.model import field_operators, operators, reference, top_k
 from ssmpi.model.network import DENSE, ROWS, Concat, Form, Inputs, Linear, Network, Operator, mlp
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DLRMTowersOptions, ModelOptions
 from ssmpi.model.top_k import scored
 from ssmpi.model.zoo import network_of
+from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.tools import export_onnx, onnx_graph
 
 SMALL = {"bottom": (16, 4), "top": (16, 1)}

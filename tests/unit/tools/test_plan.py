@@ -10,17 +10,17 @@ from runs import train_over_threads
 
 from ssmpi.cluster.node_layout import lay_out
 from ssmpi.cluster.site import Node, Site, SitePlacement
-from ssmpi.comm.memory_file import MemoryFile, Origin
-from ssmpi.comm.memory_header import HEADER
 from ssmpi.config import load
-from ssmpi.core.errors import DataError
-from ssmpi.core.topology import Role
-from ssmpi.core.traffic import Link
 from ssmpi.data.features import Features
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.model.replica import Replica
-from ssmpi.run.requirements import (
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
+from ssmpi.runtime.mpi.memory_header import HEADER
+from ssmpi.runtime.topology import Role
+from ssmpi.runtime.traffic import Link
+from ssmpi.state.requirements import (
     dense_parameters,
     held_parameters,
     memory_of_ranks,

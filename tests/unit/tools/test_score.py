@@ -13,10 +13,10 @@ from datasets import flip_a_value
 from runs import train_over_threads
 
 from data_prep.cli import main
-from ssmpi.checkpoint.store import read_manifest
-from ssmpi.core.errors import DataError, TrainingError, UserError
-from ssmpi.files import atomic_file
 from ssmpi.model.replica import ThreadModel
+from ssmpi.runtime.errors import DataError, TrainingError, UserError
+from ssmpi.runtime.files import atomic_file
+from ssmpi.state.checkpoint.store import read_manifest
 from ssmpi.tools import score
 from ssmpi.tools.export import export
 from ssmpi.tools.score import ScoringInput
@@ -251,6 +251,6 @@ def test_a_vocabulary_for_prepared_rows_is_refused(project):
 
 @pytest.mark.parametrize(("name", "message"), [("data", "is a folder"), ("missing/scores", "there is no folder")])
 def test_an_output_that_cannot_be_written_is_refused_before_scoring(project, monkeypatch, name, message):
-    monkeypatch.setattr("ssmpi.roles.scorer.Scorer", lambda *_: pytest.fail("scored first"))
+    monkeypatch.setattr("ssmpi.trainer.scorer.Scorer", lambda *_: pytest.fail("scored first"))
     with pytest.raises(UserError, match=message):
         predict("data", out=Path(name))

@@ -8,7 +8,7 @@ from runs import train_over_threads
 from test_score_table import FEATURES, SCHEMA, drawn, write
 
 from data_prep.cli import main
-from ssmpi.core.errors import DataError
+from ssmpi.runtime.errors import DataError
 from ssmpi.tools import score
 from ssmpi.tools.score import ScoringInput
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ssmpi.checkpoint import model_files, saved_network, saved_tables
-from ssmpi.checkpoint.data_origin import DataOrigin
-from ssmpi.core.errors import TopologyError
+from ssmpi.runtime.errors import TopologyError
+from ssmpi.state.checkpoint import model_files, saved_network, saved_tables
+from ssmpi.state.checkpoint.data_origin import DataOrigin
 from ssmpi.tools.score import open_run
 
 SETTINGS = """

@@ -7,7 +7,7 @@ import pytest
 from runs import train_over_threads
 
 from data_prep.cli import main
-from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.tools import score
 from ssmpi.tools.score import ScoringInput
 

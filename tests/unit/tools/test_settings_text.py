@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ssmpi.core.errors import SettingsError
+from ssmpi.runtime.errors import SettingsError
 from ssmpi.tools.settings_text import describe
 
 

@@ -1,1 +1,0 @@
-"""What each kind of rank does. Roles introduce siblings to each other: data, embedding, model and sync meet here."""

@@ -1,1 +1,0 @@
-"""One run: its request, folder and lock, how it starts and resumes."""

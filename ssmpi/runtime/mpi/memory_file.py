@@ -1,0 +1,305 @@
+"""Memory of one rank that outlives its process, so that the next process of the rank can resume from it.
+
+It is a file in a memory file system: a header, and arrays that this rank and others on its host map. Nothing needs to
+run when a process dies. The next process uses the file only if no process maps it any more and its header marks it
+complete. An interrupted update does not invalidate it: updates are lock-free anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.host import memory_folder
+from ssmpi.runtime.mpi import memory_header
+from ssmpi.runtime.mpi.memory_header import COMPLETE, HEADER, NOTES, LostMemoryError
+from ssmpi.runtime.mpi.rank_memory import Note, ProcessMemory
+from ssmpi.runtime.mpi.reservation import keep, promise, reserve
+from ssmpi.runtime.mpi.shared_memory import KEY, Memory, address, hold, mapped, punch
+
+RETRY_SECONDS = 1.0  # until a note that found no room is written again
+LOCK_SECONDS = 5.0  # for the processes of the previous start to exit
+
+
+class Origin(NamedTuple):
+    """The owner of the memory: rank and run, and the start of the job that created it."""
+
+    run: str
+    rank: str
+    start: int
+
+
+class MemoryFile:
+    """New memory of a rank at ``path``, replacing any that is there. If the file system has no room for an array it
+    warns once, and from then on the memory ends with its process. If it has none for a note, the memory is incomplete
+    until there is room again: a thread tries to write the note until then.
+    """
+
+    _retrying: bool
+
+    def __init__(self, path: Path, origin: Origin) -> None:
+        self.path, self.origin, self.kept = path, origin, False
+        self._table: dict[str, tuple[int, int]] = {}  # offset and bytes by name
+        self._begin_notes(set(), filled=False)
+        self._failed = ""
+        memory_folder.make(path.parent)
+        remove(path)
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self.file)  # mappings keep it open
+        hold(self.file, fcntl.F_RDLCK)
+        self._size = 0
+        self._key = secrets.token_bytes(KEY)
+        if self._grow(HEADER, None):
+            self._head = mmap.mmap(self.file, HEADER)
+            memory_header.write(self._head, self._key, {})
+
+    @classmethod
+    def found(cls, path: Path, run: str, rank: str) -> MemoryFile:
+        """Open the memory that an earlier process of the rank left at ``path``, unchanged. LostMemoryError says why it
+        cannot be used.
+        """
+        own = cls.__new__(cls)
+        try:
+            memory_folder.check(path.parent)
+            own.file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise LostMemoryError(f"{path}: {error.strerror or error}") from None
+        weakref.finalize(own, os.close, own.file)
+        _lock(own.file, path)
+        own._size = os.fstat(own.file).st_size
+        own._head, table, own._key = memory_header.read(own.file, path)
+        own.origin = Origin(table["run"], table["rank"], table["start"])
+        own._table = {name: (offset, there) for name, (offset, there) in table["arrays"].items()}
+        own._begin_notes(set(table["notes"]), filled=True)
+        if own.origin[:2] != (run, rank):
+            raise LostMemoryError(f"{path}: it belongs to {own.origin.rank} of run {own.origin.run}")
+        for name in sorted(own._notes):
+            if _note(path, name).is_symlink() or not _note(path, name).is_file():
+                raise LostMemoryError(f"{_note(path, name)}: it was removed")
+        own.path, own.kept, own._failed = path, True, ""
+        return own
+
+    def part(self, name: str, *, shared: bool) -> Memory:
+        """As ``RankMemory``."""
+        return _Part(self, name, shared=shared)
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        """As ``RankMemory``."""
+        placed = self.place(name, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        return placed[0].view(dtype).reshape(shape) if placed else np.zeros(shape, dtype)
+
+    def ready(self) -> None:
+        """As ``RankMemory``: from now on the next process may use it."""
+        if self._failed or self.kept:
+            return
+        table: dict[str, Any] = {"size": self._size, **self.origin._asdict(), "arrays": self._table}
+        with self._noting:
+            table["notes"] = sorted(self._notes | set(self._waiting))
+            memory_header.write(self._head, self._key, table)
+            self._filled = True
+            self._mark(NOTES if self._waiting else COMPLETE)
+
+    def note(self, name: Note, value: object) -> None:
+        """As ``RankMemory``; a note that finds no room waits for it on a thread."""
+        text = json.dumps(value)
+        with self._noting:
+            if self._failed:
+                return
+            self._waiting[name] = text
+            if self._retrying:
+                return
+            if why := self._write_notes():
+                self._retrying = True
+                threading.Thread(target=self._retry, args=(why,), name="notes", daemon=True).start()
+
+    def noted(self, name: Note) -> Any:
+        """As ``RankMemory``."""
+        with self._noting, contextlib.suppress(FileNotFoundError):
+            return json.loads(self._waiting.get(name) or _note(self.path, name).read_text(encoding="utf-8"))
+        return None
+
+    def holds(self, name: str) -> bool:
+        """As ``RankMemory``."""
+        return self.kept or (name in self._table and not self._failed)
+
+    def remove(self) -> None:
+        """As ``RankMemory``; the last rank of a host removes the folder."""
+        with self._noting:
+            self._waiting.clear()
+            remove(self.path)
+        with contextlib.suppress(OSError):  # not empty yet, or the supervisor removed it
+            self.path.parent.rmdir()
+
+    def place(self, name: str, size: int, first: Sequence[slice] | None = None) -> tuple[np.ndarray, bytes] | None:
+        """An array of ``size`` bytes, uint8, and its address; None if there is no room, LostMemoryError if existing
+        memory has no such array. If it comes in steps, ``first`` are the bytes that are there.
+        """
+        if self.kept or name in self._table:
+            offset, there = self._table.get(name, (0, -1))
+            if there != size:
+                raise LostMemoryError(f"{self.path}: '{name}' has {there:,} bytes, not {size:,}")
+        else:
+            offset = self._size
+            if not self._grow(size, first):
+                return None
+            self._table[name] = offset, size
+        if not size:
+            return np.empty(0, np.uint8), b""
+        return np.frombuffer(mapped(self.file, size, offset), np.uint8), address(self.file, offset, self._key)
+
+    def extend(self, name: str, more: slice) -> str:
+        """Reserve bytes of an array that comes in steps; why there is no room for them, empty if there is."""
+        offset, _ = self._table[name]
+        return keep(self.file, self.path.parent, offset + more.start, more.stop - more.start)
+
+    def release(self, name: str, less: slice) -> None:
+        """Free bytes of an array that nobody uses any more."""
+        offset, _ = self._table[name]
+        punch(self.file, slice(offset + less.start, offset + less.stop))
+
+    def _grow(self, size: int, first: Sequence[slice] | None) -> bool:
+        """Reserve ``size`` more bytes, or promise them and reserve the ``first`` ones; False if there is no room."""
+        start, folder = self._size, self.path.parent
+        whole = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if whole and not self._failed:
+            if first is None:
+                why = reserve(self.file, folder, start, whole)
+            else:
+                why = promise(self.file, folder, slice(start, start + whole), first)
+            if why:
+                self._give_up(why)
+            self._size += whole
+        return not self._failed
+
+    def _begin_notes(self, written: set[str], *, filled: bool) -> None:
+        """No note waits; ``written`` are there; ``filled`` if the memory is."""
+        self._noting, self._notes = threading.Lock(), written
+        self._waiting: dict[str, str] = {}  # notes that are not written yet, the oldest first
+        self._retrying = False
+        self._filled = filled
+
+    def _write_notes(self) -> str:
+        """Write the notes that wait; why that failed, and then the memory is marked as incomplete until it succeeds."""
+        try:
+            for name, text in list(self._waiting.items()):
+                _write(_note(self.path, name), text)
+                self._notes.add(name)
+                del self._waiting[name]
+        except OSError as error:
+            self._mark(NOTES)
+            return str(error)
+        return ""
+
+    def _retry(self, why: str) -> None:
+        """Write the notes that wait when there is room again; say when protection ended and when it began again."""
+        began, who, memory = time.monotonic(), self.origin.rank, self.path.parent.parent
+        log.warning(
+            f"{memory}: a note cannot be written ({why}): training continues, but if a rank is killed meanwhile, the"
+            f" memory of {who} is lost. Make room there; it is tried again every {RETRY_SECONDS:g} s"
+        )
+        while why:
+            time.sleep(RETRY_SECONDS)
+            with self._noting:
+                if not (self._waiting and not self._failed):  # the run is over, or an array found no room
+                    self._retrying = False
+                    return
+                if not (why := self._write_notes()):
+                    self._mark(COMPLETE)
+                    self._retrying = False
+        seconds = time.monotonic() - began
+        log.warning(f"{memory}: the note is written after {seconds:.1f} s: the memory of {who} outlives a kill again")
+
+    def _mark(self, missing: int) -> None:
+        """Mark the memory as complete or not, unless it is not filled yet: the next process looks there."""
+        if self._filled:
+            memory_header.mark(self._head, missing)
+
+    def _give_up(self, why: str) -> None:
+        with self._noting:
+            self._failed = why
+            remove(self.path)
+        log.warning(
+            f"no room for the memory of {self.origin.rank} in {self.path.parent.parent} ({why}): training continues,"
+            " but if a rank is killed it goes back to the newest checkpoint. Set recovery.memory_folder to a larger"
+            " memory file system, or recovery.mode = 'off'"
+        )
+
+
+class _Part:
+    """Memory for one array of a ``MemoryFile``."""
+
+    def __init__(self, memory: MemoryFile, name: str, *, shared: bool) -> None:
+        self._memory, self._name, self._shared = memory, name, shared
+        self.address, self.file, self.kept = b"", -1, memory.holds(name)
+        self._own: Memory | None = None  # where there was no room
+
+    def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
+        """As ``Memory``."""
+        placed = self._memory.place(self._name, size, first)
+        if placed is None:
+            self._own = own = ProcessMemory().part(self._name, shared=self._shared)
+            array = own.allocate(size, first)
+            self.address, self.file = own.address, own.file
+            return array
+        if self._shared:
+            self.address, self.file = placed[1], self._memory.file
+        return placed[0]
+
+    def extend(self, more: slice) -> str:
+        """As ``Memory``."""
+        return self._own.extend(more) if self._own else self._memory.extend(self._name, more)
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        if self._own:
+            self._own.release(less)
+        else:
+            self._memory.release(self._name, less)
+
+
+def remove(path: Path) -> None:
+    """Remove a rank's memory with its notes; processes that map it keep it until they end."""
+    with contextlib.suppress(FileNotFoundError):  # another rank has just removed the folder, which was empty
+        for each in (path, *path.parent.glob(f"{path.name}.*"), *path.parent.glob(f".{path.name}.*")):
+            each.unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a small file at once; what lies where the new one is written, a link too, is removed."""
+    beside = path.with_name(f".{path.name}")
+    beside.unlink(missing_ok=True)
+    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    beside.replace(path)
+
+
+def _note(path: Path, name: str) -> Path:
+    return path.with_name(f"{path.name}.{name}.json")
+
+
+def _lock(file: int, path: Path) -> None:
+    """Lock the file exclusively for a moment, then share it; LostMemoryError if another process still maps it."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            hold(file, fcntl.F_WRLCK)
+            break
+        if time.monotonic() > deadline:
+            raise LostMemoryError(f"{path}: a process of an earlier start still maps it after {LOCK_SECONDS:g} s")
+        time.sleep(0.01)
+    hold(file, fcntl.F_RDLCK)

@@ -1,0 +1,186 @@
+"""Memory that other processes of a host can map, so that the rows of an embedding PS and the replicas of trainers are
+read and updated in place; or private memory.
+
+Shared memory is an anonymous file (``memfd``) reached through ``/proc``: the size of ``/dev/shm`` is no limit, and
+nothing is left behind however the processes end. A random key in it proves that two ranks share a host; a host name
+would not. ``memory_file`` provides memory that outlives its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import secrets
+import socket
+import struct
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.host.host_memory import free_memory
+from ssmpi.runtime.mpi.reservation import allocate, lacking
+
+HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
+KEY = 16
+
+
+class Memory(Protocol):
+    """Allocates one piece of memory; ``kept`` if an earlier process has filled it, so that it must not be
+    initialized. Of a piece that comes in steps only the bytes that are there may be touched.
+    """
+
+    @property
+    def address(self) -> bytes:
+        """For ``attach``; empty if it is private."""
+
+    @property
+    def file(self) -> int:
+        """The open file that others map; -1 if it is private."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether it holds the state of an earlier process of this rank."""
+
+    def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
+        """uint8 (size,). If it comes in steps, ``first`` are the bytes that are there, zeros; else all are."""
+
+    def extend(self, more: slice) -> str:
+        """Let more bytes be there, zeros if they were not; why there is no room for them, empty if there is."""
+
+    def release(self, less: slice) -> None:
+        """Give back bytes that nobody uses any more: whole pages of them are not there then."""
+
+
+class PrivateMemory:
+    """Memory of this process only."""
+
+    address, file, kept = b"", -1, False
+
+    def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
+        """uint8 (size,), not initialized unless it comes in steps."""
+        if first is None or not size:
+            return aligned((size,), np.uint8)
+        self._pages = in_huge_pages(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        return np.frombuffer(self._pages, np.uint8)
+
+    def extend(self, more: slice) -> str:
+        """As ``Memory``; pages come when they are touched, so it can only tell what is free now."""
+        return lacking(more.stop - more.start, free_memory())
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        start, stop = whole_pages(less)
+        if start < stop:
+            self._pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
+class SharedMemory:
+    """Memory that ``attach`` finds by ``address``, a JSON text."""
+
+    address, file, kept = b"", -1, False
+
+    def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
+        """uint8 (size,), zeros; pages are committed when first touched."""
+        self.file = file = os.memfd_create("ssmpi")
+        os.ftruncate(file, HEADER + size)
+        memory = mapped(file, HEADER + size)
+        weakref.finalize(memory, os.close, file)  # others can open it as long as this process maps it
+        key = secrets.token_bytes(KEY)
+        memory[:KEY] = key
+        self.address = address(file, HEADER, key)
+        return np.frombuffer(memory, np.uint8)[HEADER:]
+
+    def extend(self, more: slice) -> str:
+        """As ``Memory``."""
+        return allocate(self.file, HEADER + more.start, more.stop - more.start, free_memory())
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        punch(self.file, slice(HEADER + less.start, HEADER + less.stop))
+
+
+def placed(memory: Memory, values: np.ndarray) -> np.ndarray:
+    """A copy of ``values`` in ``memory``; if the memory was kept, its contents instead."""
+    mine: np.ndarray = memory.allocate(values.nbytes).view(values.dtype)
+    if not memory.kept:
+        mine[:] = values
+    return mine
+
+
+def mapped(file: int, size: int, offset: int = 0) -> mmap.mmap:
+    """Map ``size`` bytes of an open file, in huge pages if the system grants them; ``offset`` is page-aligned."""
+    return in_huge_pages(mmap.mmap(file, size, offset=offset))
+
+
+def in_huge_pages(memory: mmap.mmap) -> mmap.mmap:
+    """The same memory, in huge pages if the system grants them."""
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def punch(file: int, less: slice) -> None:
+    """Free the whole pages among some bytes of an open file, in which those who map it find zeros then; they stay where
+    its file system cannot do that.
+    """
+    start, stop = whole_pages(less)
+    if start < stop:
+        with mmap.mmap(file, stop - start, offset=start) as pages, contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_REMOVE)
+
+
+def whole_pages(some: slice) -> tuple[int, int]:
+    """Where the whole pages among some bytes begin and end."""
+    return -(-some.start // mmap.PAGESIZE) * mmap.PAGESIZE, some.stop // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def hold(file: int, kind: int) -> None:
+    """Lock an open file until its last mapping ends, shared (``F_RDLCK``) or exclusively (``F_WRLCK``); BlockingIOError
+    if another process holds it. These open file description locks do not interact with ``flock``.
+    """
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))
+
+
+def address(file: int, offset: int, key: bytes) -> bytes:
+    """For ``attach``, of memory at this offset of a file that this process has open and that begins with ``key``."""
+    place = {"host": socket.gethostname(), "pid": os.getpid(), "file": file, "offset": offset, "key": key.hex()}
+    return json.dumps(place).encode()
+
+
+def open_file(address: str | bytes) -> int:
+    """Open the file of another process's memory again; OSError says why it cannot be opened."""
+    if not address:
+        raise OSError("its system has no memory to share (memfd_create)")
+    place = json.loads(address)
+    if place["host"] != socket.gethostname():
+        raise OSError(f"it runs on host {place['host']}, this rank on {socket.gethostname()}")
+    return os.open(f"/proc/{place['pid']}/fd/{place['file']}", os.O_RDWR)
+
+
+def attach(address: str | bytes, size: int) -> np.ndarray:
+    """Map another process's memory of this size, uint8 (size,); OSError says why it cannot.
+
+    While it is mapped this process holds a shared lock on its file. Nothing is mapped if the size is 0.
+    """
+    if not size:
+        return np.empty(0, np.uint8)
+    file = open_file(address)
+    place = json.loads(address)
+    offset = place["offset"]
+    try:
+        found = os.fstat(file).st_size
+        if found < offset + size:
+            raise OSError(f"process {place['pid']} of this host is another one: {found:,} bytes, not {offset + size:,}")
+        if os.pread(file, KEY, 0).hex() != place["key"]:
+            raise OSError(f"process {place['pid']} of this host is another one: the ranks are in separate containers")
+        hold(file, fcntl.F_RDLCK)
+        memory = mapped(file, size, offset)  # which keeps the file open, and with it the lock
+    finally:
+        os.close(file)
+    return np.frombuffer(memory, np.uint8)

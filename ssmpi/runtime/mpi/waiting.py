@@ -1,0 +1,93 @@
+"""How a rank waits. MPI libraries spin, and a spinning rank steals a core from training: here every wait is a test
+with a growing sleep, and a timeout whose message names the peer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ssmpi.runtime.errors import PeerError
+from ssmpi.runtime.protocols import MPIRequest
+from ssmpi.runtime.settings import SECONDS, positive
+
+
+@dataclass(frozen=True)
+class WaitOptions:
+    """The ``[waiting]`` section: how ranks wait for each other, and how long."""
+
+    REMOVED: ClassVar = {"spins": 0}
+
+    longest_sleep_us: float = 500.0
+    """Microseconds to which sleeps between tests for a message grow; or a twentieth of the wait so far (at most 10 ms,
+    a server 50 ms) where that is longer: an idle server need not poll 2,000 times a second.
+    """
+    time_limit_seconds: float = 300.0
+    """Seconds that any single answer may take."""
+    frozen_seconds: float = 120.0
+    """Seconds that a rank may go without a heartbeat before it counts as frozen."""
+
+    def __post_init__(self) -> None:
+        positive("longest_sleep_us", self.longest_sleep_us, 1e6)
+        positive("time_limit_seconds", self.time_limit_seconds, SECONDS)
+        positive("frozen_seconds", self.frozen_seconds, SECONDS)
+
+
+SUPERVISOR = WaitOptions(longest_sleep_us=2000.0)  # for a main thread that supervises its worker threads
+
+SETTING = "waiting.time_limit_seconds"  # where most limits come from
+TOLERANCE, LONGEST_SLEEP = 0.05, 10e-3  # after a second a wait may end 10 ms late: a test costs tens of microseconds
+
+
+class Backoff:
+    """One wait in progress: call ``nap`` between tests, ``reset`` after something happened. No sleep is longer than
+    ``longest`` seconds, unless ``waiting`` says so.
+    """
+
+    def __init__(self, waiting: WaitOptions, longest: float = LONGEST_SLEEP) -> None:
+        self._waiting, self._longest = waiting, longest
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again with short sleeps."""
+        self._sleep, self._slept = 10e-6, 0.0
+
+    def nap(self) -> None:
+        """Yield the core, a little longer each time."""
+        time.sleep(self._sleep)
+        self._slept += self._sleep
+        longest = max(self._waiting.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, self._longest))
+        self._sleep = min(self._sleep * 1.5, longest)
+
+
+def wait(request: MPIRequest, waiting: WaitOptions, whom: str, setting: str = SETTING) -> None:
+    """Wait until ``request`` is complete; PeerError after the time limit, naming ``whom``."""
+    wait_until(request.Test, waiting, whom, setting)
+
+
+def wait_all(requests: Sequence[MPIRequest], waiting: WaitOptions, whom: str, setting: str = SETTING) -> None:
+    """Wait until all ``requests`` are complete."""
+    for request in requests:
+        wait_until(request.Test, waiting, whom, setting)
+
+
+def wait_until(done: Callable[[], object], waiting: WaitOptions, whom: str, setting: str = SETTING) -> None:
+    """Wait until ``done()`` is true; PeerError after the time limit, naming ``whom`` and the setting of the limit."""
+    if done():
+        return
+    pause = Backoff(waiting)
+    deadline = time.monotonic() + waiting.time_limit_seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise late(waiting, whom, setting)
+        pause.nap()
+
+
+def late(waiting: WaitOptions, whom: str, setting: str = SETTING) -> PeerError:
+    """What to raise where ``whom`` has not answered within the time limit."""
+    return PeerError(
+        f"no answer from {whom} within {waiting.time_limit_seconds:g} s; look at that rank's log, "
+        f"or raise {setting} if it is only slow"
+    )

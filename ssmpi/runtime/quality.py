@@ -1,0 +1,114 @@
+"""Quality of scores as mergeable sums: a metric is a value that adds up over batches, threads and trainers.
+
+AUC is streamed: scores fall into ``BINS`` equal bins of the logit, and pairs that share a bin count one half. The
+error of that is at most half the share of (clicked, not clicked) pairs within one bin, which is reported beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.protocols import ArrayMemory
+
+BINS = 16384
+LOGIT_LIMIT = 16.0
+SUMS = ("examples", "positives", "log_loss", "score", "correct")
+
+
+@njit(cache=True, nogil=True)
+def accumulate(logits: np.ndarray, labels: np.ndarray, histogram: np.ndarray, sums: np.ndarray) -> float:
+    """Add a batch to ``histogram`` int64 (2, BINS) and ``sums`` float64 (5,); returns the batch's summed log-loss.
+
+    logits float32 (batch,); labels float32 (batch,) of 0 and 1. A logit that is not finite makes the sum NaN.
+    """
+    bins = histogram.shape[1]
+    scale = bins / (2.0 * LOGIT_LIMIT)
+    total = 0.0
+    score = 0.0
+    positives = 0.0
+    correct = 0.0
+    for i in range(logits.shape[0]):
+        z = np.float64(logits[i])
+        y = np.float64(labels[i])
+        if not np.isfinite(z):
+            return np.nan
+        e = math.exp(-abs(z))
+        total += max(z, 0.0) - z * y + math.log1p(e)
+        score += 1.0 / (1.0 + e) if z >= 0 else e / (1.0 + e)
+        positives += y
+        correct += 1.0 if (z >= 0) == (y > 0.5) else 0.0
+        k = int((min(max(z, -LOGIT_LIMIT), LOGIT_LIMIT) + LOGIT_LIMIT) * scale)
+        histogram[1 if y > 0.5 else 0, min(k, bins - 1)] += 1
+    sums[0] += logits.shape[0]
+    sums[1] += positives
+    sums[2] += total
+    sums[3] += score
+    sums[4] += correct
+    return total
+
+
+def counters(memory: ArrayMemory, threads: int) -> tuple[np.ndarray, np.ndarray]:
+    """What each thread of a trainer has scored, in the memory of its rank: sums float64 (threads, 5) and histograms
+    int64 (threads, 2, BINS).
+    """
+    sums = memory.array("sums", (threads, len(SUMS)), np.float64)
+    return sums, memory.array("histograms", (threads, 2, BINS), np.int64)
+
+
+@dataclass
+class Quality:
+    """Sums over scored examples: ``histogram`` int64 (2, BINS) of not clicked and clicked, ``sums`` float64 (5,)."""
+
+    histogram: np.ndarray = field(default_factory=lambda: np.zeros((2, BINS), np.int64))
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(len(SUMS), np.float64))
+
+    @classmethod
+    def of(cls, sums: np.ndarray, histograms: np.ndarray) -> Quality:
+        """What all threads have scored, from their ``counters``."""
+        return cls(histograms.sum(axis=0), sums.sum(axis=0))
+
+    def add(self, logits: np.ndarray, labels: np.ndarray) -> float:
+        """Add a batch; returns its summed log-loss, NaN if a logit is not finite."""
+        return float(accumulate(logits, labels, self.histogram, self.sums))
+
+    def merge(self, other: Quality) -> None:
+        """Add the sums of another thread or trainer."""
+        self.histogram += other.histogram
+        self.sums += other.sums
+
+    def compute(self) -> dict[str, float]:
+        """The metrics by name; NaN where there is nothing to compute them from.
+
+        ``ne`` is the log-loss over that of always predicting the mean label (He et al., ADKDD 2014);
+        ``calibration`` is expected over counted clicks; ``auc_error`` bounds the error of the binned ``auc``.
+        """
+        examples, positives, log_loss, score, correct = (float(s) for s in self.sums)
+        if not examples:
+            return dict.fromkeys(("log_loss", "ne", "auc", "auc_error", "accuracy", "calibration"), math.nan)
+        auc, error = self._auc()
+        return {
+            "log_loss": log_loss / examples,
+            "ne": log_loss / examples / entropy(positives / examples) if 0 < positives < examples else math.nan,
+            "auc": auc,
+            "auc_error": error,
+            "accuracy": correct / examples,
+            "calibration": score / positives if positives else math.nan,
+        }
+
+    def _auc(self) -> tuple[float, float]:
+        negative, positive = self.histogram.astype(np.float64)
+        pairs = negative.sum() * positive.sum()
+        if not pairs:
+            return math.nan, math.nan
+        below = np.cumsum(negative) - negative
+        shared = float(negative @ positive) / pairs
+        return float(positive @ below) / pairs + shared / 2, shared / 2
+
+
+def entropy(rate: float) -> float:
+    """Log-loss (nats) of always predicting ``rate`` where ``rate`` is true."""
+    return -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)

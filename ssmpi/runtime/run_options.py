@@ -1,0 +1,198 @@
+"""The sections of a run file that no component owns: where results go, when models are scored and saved, how lost ranks
+are recovered.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ssmpi.runtime.settings import COUNT, EXAMPLES, SECONDS, positive, printable, require, within
+
+NO_SPLIT = "none"  # as the name of a split in ``[evaluate]``
+
+
+@dataclass(frozen=True)
+class Run:
+    """The ``[run]`` section: where results go, how often they are written, what a run continues."""
+
+    folder: str = "runs/run"
+    """Run folder: settings, logs, metrics, checkpoints, model and result."""
+    seed: int = 1
+    """Seed of initial weights, of shuffling and of sampling. One trainer with one thread repeats to the bit."""
+    log_seconds: float = 5.0
+    """Seconds between two lines of ``metrics.jsonl``."""
+    tensorboard: bool = True
+    """Also write TensorBoard events, if the extra ``tensorboard`` is installed."""
+    record_losses: bool = False
+    """Keep the loss of every batch in ``losses-N.npy``, for comparing runs bit by bit."""
+    continue_from: str = ""
+    """Finished run whose model and optimizer state this one begins with, on other data. Schedule and passes are this
+    run's own.
+    """
+    fresh_optimizer: bool = False
+    """Begin with the weights of ``continue_from`` and with new optimizer state."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.folder), "folder must not be empty")
+        printable("folder", self.folder)
+        require(0 <= self.seed < 2**31, f"seed must be in [0, 2^31), got {self.seed}")
+        positive("log_seconds", self.log_seconds, SECONDS)
+        require(
+            bool(self.continue_from) or not self.fresh_optimizer,
+            "fresh_optimizer leaves out the optimizer state of the run that is continued: set run.continue_from too",
+        )
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """The ``[evaluate]`` section: when which rows are scored, and whether scores end training."""
+
+    split: str = "validation"
+    """Split that is scored during training, or ``none``. The default is left out where the data has no such split."""
+    final: str = "test"
+    """Split that is scored once at the end, or ``none``. The default is left out where the data has no such split."""
+    per_pass: int = 1
+    """Evaluations of ``split`` in each pass."""
+    batch_size: int = 2048
+    """Rows that are scored at a time."""
+    replica: bool = False
+    """Also score the first trainer's own replica at the end."""
+    progressive: bool = False
+    """Score each part of the first pass with the common model before it is trained on. Parts then follow each other in
+    the order of the rows, and ``data.shuffle`` permutes within them.
+    """
+    keep: Literal["last", "best"] = "last"
+    """Which model the run leaves: the ``last`` one, or the ``best`` one, which has the lowest NE on ``split``."""
+    patience: int = 0
+    """End training after so many evaluations of ``split`` in a row without a gain; 0: never."""
+    min_gain: float = 0.0
+    """NE by which an evaluation has to be below that of the last gain to be a gain (a difference, not a share)."""
+    stop_at_auc: float = 0.0
+    """End training as soon as the AUC of ``split`` reaches this; 0: never."""
+
+    def __post_init__(self) -> None:
+        within("per_pass", self.per_pass, 1, 100_000)
+        within("batch_size", self.batch_size, 1, COUNT)
+        within("patience", self.patience, 0, COUNT)
+        require(0 <= self.min_gain < 1, f"min_gain must be in [0, 1), got {self.min_gain}")
+        require(0 <= self.stop_at_auc < 1, f"stop_at_auc must be in [0, 1), got {self.stop_at_auc}")
+        require(self.patience > 0 or not self.min_gain, "min_gain says what a gain is for patience: set patience too")
+        if self.rule:
+            require(
+                self.split not in ("", NO_SPLIT),
+                f"{self.rule} needs evaluations while training: set evaluate.split to a split of the data",
+            )
+
+    @property
+    def rule(self) -> str:
+        """A setting that decides by evaluations of ``split``; empty where none does."""
+        if self.keep == "best":
+            return 'keep = "best"'
+        if self.patience:
+            return f"patience = {self.patience}"
+        return f"stop_at_auc = {self.stop_at_auc:g}" if self.stop_at_auc else ""
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """The ``[checkpoint]`` section: when state is saved, and how many checkpoints are kept.
+
+    Under ``ssmpi launch``, each embedding PS also saves its rows during training, for partial recovery: all of them,
+    every T_save that ``recovery.target_pls`` asks for, on average over losses and for a single one, unless a checkpoint
+    is newer. The smallest tables, with 1 % of all rows, are saved whole.
+    """
+
+    every_minutes: float = 30.0
+    """Minutes from one checkpoint to the next; 0: none by time."""
+    every_examples: int = 0
+    """Examples, over all trainers, from one checkpoint to the next; 0: none by examples. What comes first counts."""
+    keep: int = 2
+    """How many of the newest checkpoints stay."""
+    background: bool = True
+    """An embedding PS copies its rows and writes the copy while training goes on. Without this, or where memory has no
+    room for the copy, training waits.
+    """
+    stop_budget_seconds: float = 60.0
+    """Seconds in which a run that is asked to stop saves, or gives up."""
+    limit_seconds: float = 3600.0
+    """Seconds that any other save may take."""
+    priority: Literal["none", "mfu", "ssu", "scar"] = "none"
+    """Which rows an embedding PS saves first for partial recovery: ``none``, all in turn; ``mfu``, those accessed most
+    often; ``ssu``, those in a sample of accesses; ``scar``, those changed most (needs memory for a copy of the
+    weights).
+    """
+    priority_fraction: float = 0.125
+    """Share of the rows that a save by ``priority`` takes, in that share of the time between saves."""
+    priority_period: int = 2
+    """``ssu`` samples one access in so many."""
+
+    def __post_init__(self) -> None:
+        within("every_minutes", self.every_minutes, 0.0, SECONDS)
+        within("every_examples", self.every_examples, 0, EXAMPLES)
+        within("keep", self.keep, 1, COUNT)
+        positive("priority_fraction", self.priority_fraction, 1.0)
+        within("priority_period", self.priority_period, 1, COUNT)
+        positive("stop_budget_seconds", self.stop_budget_seconds, SECONDS)
+        positive("limit_seconds", self.limit_seconds, SECONDS)
+
+    def seconds_between(self, rate: float) -> float:
+        """Seconds from one checkpoint to the next at a ``rate`` of examples a second; infinity if there are none."""
+        by_time = 60 * self.every_minutes or math.inf
+        return min(by_time, self.every_examples / rate or math.inf)
+
+
+@dataclass(frozen=True)
+class RecoveryOptions:
+    """The ``[recovery]`` section: what ``ssmpi launch`` does when ranks are killed.
+
+    The state of every rank lies in memory that outlives its process, and the job restarts at once: each rank resumes
+    from its memory. Recovery is full in any case if the memory of the first trainer is lost. How often embedding PSs
+    save rows also follows from ``target_pls`` and ``mtbf_hours``; with ``"auto"`` they pause saving while full recovery
+    costs less. Restarts without progress wait longer each time, up to 5 min.
+    """
+
+    mode: Literal["auto", "full", "partial", "off"] = "auto"
+    """What follows when the memory of a rank is lost too: ``partial`` reloads what was lost alone, ``full`` takes all
+    ranks back to the newest checkpoint, ``auto`` is partial unless the loss would bring the run's PLS above
+    ``target_pls``. ``off``: the job ends at its first loss.
+    """
+    target_pls: float = 0.1
+    """Portion of lost samples (PLS) that a run may accept by partial recovery."""
+    mtbf_hours: float = 0.0
+    """Mean time between two losses of an embedding PS's memory; 0: unknown, 504 h / N is assumed for N of them."""
+    max_lost_fraction: float = 0.5
+    """Recovery is full if more than this share of the embedding PSs lose their memory."""
+    memory_folder: str = "/dev/shm"
+    """Memory file system of each host in which the state of its ranks lies."""
+    max_restarts: int = 10
+    """The job ends (exit code 86) after so many restarts within ``within_minutes``, or as many without training on
+    anything new.
+    """
+    within_minutes: float = 60.0
+    """Minutes over which ``max_restarts`` counts."""
+
+    def __post_init__(self) -> None:
+        positive("target_pls", self.target_pls, 1.0)
+        within("mtbf_hours", self.mtbf_hours, 0.0, SECONDS / 3600)
+        within("max_lost_fraction", self.max_lost_fraction, 0.0, 1.0)
+        require(Path(self.memory_folder).is_absolute(), f"memory_folder is an absolute path, got {self.memory_folder}")
+        within("max_restarts", self.max_restarts, 0, COUNT)
+        positive("within_minutes", self.within_minutes, SECONDS)
+
+    @property
+    def may_be_partial(self) -> bool:
+        """Whether the mode allows partial recovery."""
+        return self.mode in ("auto", "partial")
+
+    def most_lost(self, servers: int) -> int:
+        """How many of the embedding PSs may be lost for recovery to be partial."""
+        return int(self.max_lost_fraction * servers)
+
+    def why_always_full(self, servers: int) -> str:
+        """Why no loss of an embedding PS's memory allows partial recovery; empty if some does."""
+        if self.most_lost(servers):
+            return ""
+        return f"recovery.max_lost_fraction = {self.max_lost_fraction:g} allows no lost embedding PS of {servers}"

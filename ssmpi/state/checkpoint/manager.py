@@ -1,0 +1,269 @@
+"""Saves checkpoints: while training is paused every trainer and every embedding PS starts writing its own file, and the
+first trainer commits them. Background threads write, so that neither training nor the end of the job waits for a hung
+disk.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmpi.runtime.errors import STOPPED, DataError
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.files.run_files import MODEL, checkpoint_number
+from ssmpi.runtime.host.clock import Clock
+from ssmpi.runtime.mpi.background import start_background
+from ssmpi.runtime.mpi.failure import FATAL_REPORT_SECONDS, cause
+from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.waiting import SUPERVISOR, Backoff, WaitOptions, wait
+from ssmpi.runtime.save_cost import SaveCost
+from ssmpi.state.checkpoint import store
+from ssmpi.state.checkpoint.disk_space import make_room
+from ssmpi.state.checkpoint.model_saver import STEPS, ModelSaver
+from ssmpi.state.checkpoint.pending_save import (
+    Outcome,
+    PendingCheckpoint,
+    TrainerOutcomes,
+    commit_or_remove,
+    in_time,
+    past_limit,
+    report_outcomes,
+    written_in_background,
+)
+from ssmpi.state.checkpoint.slowdown import Slowdown
+from ssmpi.state.checkpoint.timer import CheckpointTimer
+
+if TYPE_CHECKING:
+    from ssmpi.state.checkpoint.context import SaveContext, SaveLog
+    from ssmpi.state.checkpoint.files import Dataset
+    from ssmpi.state.checkpoint.trainer_state import ModelState, TrainerState
+
+POLL_SECONDS = 0.2  # between two polls whether the embedding PSs have written their files
+REMOVAL_SECONDS = 30.0  # that the end of a run waits for the removal of old checkpoints
+
+
+class CheckpointManager:
+    """One trainer's part in saving. Every trainer calls ``save`` and ``save_and_stop`` while training is paused, with a
+    function that returns its state; only the first trainer has a ``log``, calls ``poll`` regularly, and asks whether a
+    checkpoint is ``due``. ``examples`` of all trainers were trained on before this job.
+    """
+
+    def __init__(self, context: SaveContext, log: SaveLog | None, examples: int) -> None:
+        self._context, self._options, self._world = context, context.options, context.world
+        self._tables, self._log = context.tables, log
+        self._store = store.Store(context.run)
+        self._newest = next(reversed(self._store.committed()), None)  # cached: ending a job must not access a disk
+        self._timer, self._slowdown = CheckpointTimer(self._options, examples, context.memory), Slowdown()
+        self._writing: PendingCheckpoint | None = None
+        self._mine: Future[None] | None = None  # this trainer's files, and its report about them
+        self._making: Future[int] | None = None  # a folder
+        self._removing: Future[None] | None = None  # older checkpoints
+
+    def poll(self, examples: int) -> None:
+        """Commit the checkpoint being written, once its files are complete, and measure how much it slows training
+        down, which has done ``examples`` of all trainers. Never waits for the disk.
+        """
+        if not self._log:
+            return
+        writing = self._writing
+        self._slowdown.tick(examples, self._log.seconds, writing=bool(writing))
+        if writing and time.monotonic() - writing.asked >= POLL_SECONDS:
+            self._look_after(writing)
+
+    def due(self, examples: int) -> bool:
+        """Whether the next checkpoint is due after ``examples`` of all trainers."""
+        if not self._log:
+            return False
+        at_the_disk = any(future and not future.done() for future in (self._making, self._removing))
+        return not self._writing and not at_the_disk and self._timer.now(examples)
+
+    def save(self, take: Callable[[], TrainerState], came_to_rest: float) -> None:
+        """Save a checkpoint, after which training continues; pausing for it took ``came_to_rest`` seconds. A failure is
+        reported and does not end the run: the next checkpoint is tried when due.
+        """
+        self._begin(take, came_to_rest, background=self._options.background)
+
+    def save_and_stop(self, take: Callable[[], TrainerState]) -> None:
+        """Save a last checkpoint, within its time budget; DataError if it cannot be written."""
+        last_to_speak = FATAL_REPORT_SECONDS if self._world.index else 0.0  # the first trainer reports first
+        timer = threading.Timer(self._options.stop_budget_seconds + last_to_speak, self._out_of_budget)
+        timer.daemon = True
+        timer.start()
+        try:
+            self.finish()
+            self._begin(take, 0.0, background=False)
+        finally:
+            timer.cancel()
+
+    def finish(self) -> None:
+        """Wait until the checkpoint being written is committed; DataError after the time limit."""
+        pause = Backoff(SUPERVISOR)
+        while writing := self._writing:
+            self._look_after(writing)
+            if self._writing and writing.late:
+                raise DataError(f"{self._lateness(writing)}. {self._what_there_is()}")
+            pause.nap()
+        if self._removing and not concurrent.futures.wait([self._removing], REMOVAL_SECONDS).done:
+            log.warning(f"the job ends while older checkpoints in {self._store.folder} are still being removed")
+
+    def save_model(self, model: ModelState) -> None:
+        """Write the finished model. On the first trainer only."""
+        self.finish()
+        self._model_saver().save(model, self._context.run / MODEL)
+
+    def save_best(self, model: ModelState, place: Path) -> None:
+        """Write the present model; DataError or OSError, without retrying, if that fails. On the first trainer only."""
+        self.finish()
+        self._model_saver().attempt(model, place)
+
+    def _model_saver(self) -> ModelSaver:
+        limit, stop = self._options.limit_seconds, self._context.stop
+        return ModelSaver(self._store, self._tables, limit, stop, self._what_there_is())
+
+    def wait_for_the_first(self) -> None:
+        """Wait until the first trainer has reached this point."""
+        if self._mine:
+            concurrent.futures.wait([self._mine], self._options.limit_seconds)
+        self._meet(STEPS)
+
+    def wait_options(self, steps: int = STEPS) -> WaitOptions:
+        """How long to wait for the first trainer, which may be writing for a long time under limits of its own."""
+        waiting, limit = self._context.waiting, steps * self._options.limit_seconds
+        return replace(waiting, time_limit_seconds=limit + waiting.time_limit_seconds)
+
+    def _meet(self, steps: int = 1) -> None:
+        whom = f"the first trainer (to save into {self._store.folder.parent})"
+        wait(self._world.trainers.ibarrier(), self.wait_options(steps), whom, "checkpoint.limit_seconds")
+
+    def _begin(self, take: Callable[[], TrainerState], came_to_rest: float, *, background: bool) -> None:
+        """Make the trainers and the embedding PSs start writing their files."""
+        clock, mine = Clock(), take()
+        files = np.array([mine.nbytes], np.float64)  # of all trainers: members of a group own unequal parts
+        wait(self._world.trainers.iallreduce(files), self._context.waiting, "the other trainers (to save)")
+        number = 0 if self._world.index else self._make_folder(mine.model.nbytes + int(files[0]))
+        reports = TrainerOutcomes(self._world.control) if number else None  # before a trainer can report anything
+        folder = self._agree_on_folder(number)
+        if folder:
+            self._write_mine(folder, mine)
+        if folder and reports:
+            self._writing = PendingCheckpoint(folder, reports, mine.model.state, clock)
+            self._tables.begin_save(folder, self._options.limit_seconds, background=background)
+            if not background:
+                self.finish()
+        self._meet()
+        if self._log:
+            self._timer.saved(mine.examples)
+            if self._writing:
+                self._writing.cost = SaveCost(came_to_rest + clock.wall)
+            self._log.pause(came_to_rest + clock.wall)
+
+    def _make_folder(self, needed: int) -> int:
+        """On the first trainer: make the folder of the next checkpoint, on a disk with room for ``needed`` bytes, and
+        return its number; 0 if that fails. No number is used twice, not even that of one that failed.
+        """
+        memory = self._context.memory
+        after = memory.noted(Note.BEGUN) or 0
+
+        def make() -> int:
+            self._store.clear()
+            make_room(self._store, needed, self._store.folder)
+            return checkpoint_number(self._store.begin(after))
+
+        self._making = making = start_background("folder", make)
+        try:
+            number = in_time(making, self._options.limit_seconds, f"made a folder in {self._store.folder}")
+        except (OSError, DataError) as error:
+            self._failed(cause(error), SaveCost())
+            return 0
+        memory.note(Note.BEGUN, number)
+        return number
+
+    def _agree_on_folder(self, number: int) -> Path | None:
+        agreed, waiting = np.array([number], np.int64), self._context.waiting
+        limited = replace(waiting, time_limit_seconds=self._options.limit_seconds + waiting.time_limit_seconds)
+        whom = f"trainer 0 (to make a folder in {self._store.folder})"
+        wait(self._world.trainers.ibcast(agreed), limited, whom, "checkpoint.limit_seconds")
+        return self._store.path(int(agreed[0])) if agreed[0] else None
+
+    def _write_mine(self, folder: Path, mine: TrainerState) -> None:
+        """Start writing a copy of this trainer's state, and report the outcome to the first trainer."""
+        arrays: list[Dataset] = [(name, values.copy(), {}) for name, values in mine.arrays.items()]
+        own = [(folder / f"trainer-{self._world.index:04}.h5", arrays)]
+        if self._log:
+            own.append(
+                (folder / "dense.h5", [(name, values.copy(), place) for name, values, place in mine.model.dense])
+            )
+
+        def write() -> None:
+            outcomes = [written_in_background(path, datasets) for path, datasets in own]
+            report_outcomes(self._world.control, outcomes, self._context.waiting)
+
+        self._mine = start_background("save", write)
+
+    def _look_after(self, writing: PendingCheckpoint) -> None:
+        """Commit a checkpoint, on a background thread, once all its files are written."""
+        writing.asked = time.monotonic()
+        if not writing.committing and (outcomes := writing.outcomes(self._tables)) is not None:
+            self._commit(writing, outcomes)
+        if writing.committing and writing.committing.done():
+            self._writing = None
+            self._end(writing, writing.committing)
+        elif writing.step.wall > self._options.limit_seconds and not writing.late:
+            writing.late = True
+            until = "No other checkpoint can be written until it finishes"
+            log.error(f"error: {self._lateness(writing)}. {until}. {self._what_there_is()}")
+
+    def _commit(self, writing: PendingCheckpoint, outcomes: list[Outcome]) -> None:
+        writing.written(self._slowdown.end())
+        writing.committing = start_background("commit", commit_or_remove, writing.folder, outcomes, writing.state)
+
+    def _end(self, writing: PendingCheckpoint, committing: Future[store.FileManifest]) -> None:
+        try:
+            manifest = committing.result()
+        except (OSError, DataError) as error:
+            self._failed(cause(error), writing.cost)
+            return
+        self._newest = writing.folder
+        self._timer.committed()
+        self._committed(writing, manifest)
+        self._removing = start_background("retire", self._store.retire, self._options.keep)
+
+    def _committed(self, writing: PendingCheckpoint, manifest: store.FileManifest) -> None:
+        assert self._log
+        line = writing.line(manifest)
+        self._log.saved(line)
+        self._log.say(
+            f"{line['name']} committed at {line['position']:,} examples: {line['bytes'] / 1e6:,.1f} MB in"
+            f" {line['write_seconds']:.2f} s, {writing.cost.describe()} (O_save)"
+        )
+
+    def _failed(self, text: str, cost: SaveCost) -> None:
+        """On the first trainer: a checkpoint could not be written. That ends the job only if it was asked to stop."""
+        assert self._log
+        there = self._what_there_is()
+        if self._context.stop.stopped:
+            raise DataError(f"no checkpoint could be saved, and the job was asked to stop: {text}. {there}")
+        log.error(f"error: no checkpoint could be saved, training continues: {text}. {there}")
+        self._log.saved({"error": text, **cost.fields()})
+
+    def _out_of_budget(self) -> None:
+        budget = self._options.stop_budget_seconds
+        text = (
+            f"error: no checkpoint within checkpoint.stop_budget_seconds = {budget:g}: the job ends without it. "
+            f"{self._what_there_is()}; raise the budget, or look at the disk of {self._store.folder}"
+        )
+        self._world.abort(text, STOPPED)
+
+    def _lateness(self, writing: PendingCheckpoint) -> str:
+        return f"{writing.awaited(self._tables)} after {past_limit(self._options.limit_seconds)}"
+
+    def _what_there_is(self) -> str:
+        return f"{self._newest} is the newest committed one" if self._newest else "There is no earlier one"

@@ -1,0 +1,239 @@
+"""The trainers' state that survived a kill in memory, merged; and the first trainer's note in its memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait
+from ssmpi.runtime.quality import Quality, counters
+from ssmpi.state.recovery import explain
+from ssmpi.state.recovery.choice import PARTIAL
+from ssmpi.state.recovery.replicas import restore_lost
+from ssmpi.state.recovery.state import RecoveryState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence, Set
+
+    from ssmpi.config import Config
+    from ssmpi.model.parameters import OwnedParameters
+    from ssmpi.runtime.mpi.rank_memory import RankMemory
+    from ssmpi.runtime.mpi.world import World
+    from ssmpi.runtime.topology import Topology
+    from ssmpi.state.recovery.start import Repair
+    from ssmpi.sync import Synchronizer
+
+NOTE_SECONDS = 1.0  # the greatest age of the first trainer's note
+
+
+class TrainerMemory(NamedTuple):
+    """One trainer's surviving state: its last deal, its note, what it has scored, batches done; on the dealer also the
+    assignments. Empty if its memory is lost.
+    """
+
+    deal: tuple[Deal, np.ndarray] | None
+    run: dict[str, Any]
+    quality: Quality
+    batches: int
+    warmed_up: bool
+    handed: np.ndarray | None = None
+
+
+NOTHING = TrainerMemory(None, {}, Quality(), -1, True)
+
+
+@dataclass(frozen=True)
+class WarmState:
+    """The same on all trainers. ``state`` is the first trainer's note, with ``examples``; ``left`` the rest of the
+    latest deal; ``quality`` what each trainer has scored. Replicated state of each member is copied from the replica
+    where its trainer is ``furthest`` ahead; ``repair`` names the ranks whose memory is lost.
+    """
+
+    state: dict[str, Any]
+    left: Deal
+    quality: Sequence[Quality]
+    furthest: Sequence[int]
+    warming_up: bool
+    repair: Repair | None = None
+
+    @classmethod
+    def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> WarmState:
+        """Gather the state of all trainers, without changing memory. Every trainer calls it."""
+        lost = repair.trainers if repair else frozenset()
+        found = world.trainers.gather(NOTHING if world.index in lost else own_memory(config, world.index, memory))
+        run, batches, again = found[0].run, [each.batches for each in found], (0, 0)
+        if lost and found[0].deal and found[0].handed is not None:
+            dealt, handed = found[0].deal[0], found[0].handed
+            again = dealt.number, sum(rows_in_hand(trainer, dealt, handed) for trainer in lost)
+            before, rows = run["dealt_again"]
+            again = again[0], again[1] + rows * (before < dealt.number)
+        deal = deal_left(found, lost)
+        if deal.position.done and run["evaluated"] >= deal.position.part:
+            deal = deal._replace(position=deal.position.next(config.evaluate.per_pass))
+        iterations = max(sum(max(each, 0) for each in batches), run["logbook"]["iterations"] if lost else 0)
+        logbook = {**run["logbook"], "examples": deal.examples, "iterations": iterations}
+        return cls(
+            state={**run, "examples": deal.examples, "logbook": logbook, "dealt_again": again},
+            left=deal,
+            quality=[each.quality for each in found],
+            furthest=furthest(world.topology, batches, lost),
+            warming_up=not all(each.warmed_up for each in found),
+            repair=repair,
+        )
+
+    def deal(self, topology: Topology, batch_size: int) -> Deal:
+        """The deal to resume from; the numbers of trainers and threads have not changed."""
+        return self.left
+
+    def scored(self) -> Sequence[Quality]:
+        """The quality that each trainer has scored."""
+        return self.quality
+
+    def make_equal(
+        self, synchronizer: Synchronizer, world: World, waiting: WaitOptions, owned: OwnedParameters
+    ) -> None:
+        """Copy replicated state to all replicas from that of the trainer furthest ahead, which may have been killed a
+        step after the others. An unfinished warm-up ends here. ``owned`` are this trainer's dense parameters.
+        """
+        arrays = synchronizer.common()
+        if self.warming_up:
+            arrays = [synchronizer.weights, *synchronizer.context.local.optimizer.state().values()]
+        giver = self._giver(synchronizer, world) if arrays else None
+        gives = world.replicas.rank == giver
+        given = [values.copy() if gives else np.zeros_like(values) for values in arrays]
+        for values in given:
+            wait(world.replicas.iallreduce(values), waiting, "the other trainers (to resume after a kill)")
+        for values, from_furthest in zip(arrays, given if giver is not None else arrays, strict=True):
+            values[:] = from_furthest
+        if self.warming_up:
+            synchronizer.restart()
+            synchronizer.context.local.memory.note(Note.WARMED_UP, True)
+        if self.repair:
+            mean = restore_lost(self.repair, synchronizer, world, waiting, owned)
+            if arrays and giver is None:
+                restart_from(mean, synchronizer)
+
+    def _giver(self, synchronizer: Synchronizer, world: World) -> int | None:
+        """The replica from whose memory this member's replicated state is copied; None if none has it any more: its
+        team's leader, which kept it for all of the team, is lost.
+        """
+        first = self.furthest[world.topology.place_of(world.index).member]
+        if not self.repair:
+            return first
+        _, keeper = world.replicas.directory.members[synchronizer.exchange.keeper]
+        has = world.replicas.gather(keeper not in self.repair.trainers)
+        return next((replica for replica in (first, *range(len(has))) if has[replica]), None)
+
+
+def furthest(topology: Topology, batches: Sequence[int], lost: Set[int]) -> list[int]:
+    """By member, the replica whose trainer has done most ``batches``; where trainers are ``lost``, the first one left:
+    the first trainer's team is sure to have its leader.
+    """
+    found = []
+    for member in range(topology.group):
+        twins = range(member, topology.trainers, topology.group)
+        living = [trainer for trainer in twins if trainer not in lost] or twins
+        best = living[0] if lost else max(living, key=lambda trainer: batches[trainer])
+        found.append(topology.place_of(best).replica)
+    return found
+
+
+def restart_from(mean: np.ndarray, synchronizer: Synchronizer) -> None:
+    """Let what an algorithm keeps of all replicas start from their ``mean``, float32 (parameters,)."""
+    weights, own = synchronizer.weights, synchronizer.weights.copy()
+    weights[:] = mean
+    synchronizer.restart()
+    weights[:] = own
+    log.warning("what all replicas had in common is lost with the trainer that kept it: it restarts from their mean")
+
+
+def deal_left(found: Sequence[TrainerMemory], lost: Set[int]) -> Deal:
+    """What is left of the latest deal, and after how many examples of all trainers. Of ``lost`` trainers, whose
+    memory is empty, the examples count that the first one knows they have trained on.
+    """
+    deals = [each.deal for each in found]
+    if lost and found[0].deal and found[0].handed is not None:
+        dealt, handed = found[0].deal[0], found[0].handed
+        deals += [(dealt, done_by(trainer, dealt, handed)) for trainer in lost]
+    deal = latest(deals)
+    assert deal, "whole memory has this note"
+    return deal
+
+
+def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemory:
+    """The surviving state of this trainer, by number."""
+    threads, first = config.topology.threads, trainer == 0
+    trained = TrainedRows(memory, threads, 0, dealer=first)
+    deal = trained.kept()
+    return TrainerMemory(
+        deal,
+        RecoveryState(Path(config.run.folder), memory).run_so_far,
+        Quality.of(*counters(memory, threads)),
+        int(trained.batches.sum()),
+        bool(memory.noted(Note.WARMED_UP)),
+        trained.handed.kept(deal[0]) if trained.handed and deal else None,
+    )
+
+
+class RecoveryLog(Protocol):
+    """The metric logger, as far as recovery needs it."""
+
+    def recovered(self, recovery: dict[str, Any]) -> None:
+        """Write the line of a recovery."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+
+class RunNotes:
+    """The first trainer's note in its memory, at most a second old: state that no other trainer has and that is neither
+    in ``Progress`` nor in ``TrainedRows``: what ``run_so_far`` returns, and which recoveries the ``log`` has lines of.
+    Other trainers, without a ``log``, write none.
+    """
+
+    def __init__(
+        self, recovery: RecoveryState, log: RecoveryLog | None, run_so_far: Callable[[], Mapping[str, Any]],
+        saved: object,
+    ) -> None:  # fmt: skip
+        self._recovery, self._log, self._run_so_far = recovery, log, run_so_far
+        kept = saved if isinstance(saved, WarmState) else None
+        self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
+        self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
+        self._logged = kept.state["logged"] if kept else len(recovery.record().resumed()) if log else 0
+        self.write()
+
+    def write_if_due(self) -> None:
+        """Write the note if the last one is too old."""
+        if time.monotonic() - self._written >= NOTE_SECONDS:
+            self.write()
+
+    def evaluated(self, part: int) -> None:
+        """A part of the run and its evaluation are done: write the note at once."""
+        self._evaluated = part
+        self.write()
+
+    def log_recoveries(self) -> None:
+        """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
+        assert self._log
+        found = self._recovery.record().resumed()
+        for recovery in found[self._logged :]:
+            self._log.recovered(recovery)
+            if recovery["how"] == PARTIAL:
+                self._log.say(explain.describe(recovery))
+        self._logged, self._again = len(found), (0, 0)
+        self.write()  # otherwise a kill within a second would undo these lines
+
+    def write(self) -> None:
+        """Write the note now."""
+        if not self._log:
+            return
+        self._written = time.monotonic()
+        own = {"evaluated": self._evaluated, "dealt_again": self._again, "logged": self._logged}
+        self._recovery.note_run_so_far({**self._run_so_far(), **own})

@@ -1,0 +1,178 @@
+"""What a run requires, by arithmetic before a process exists: the placement of rows, and the memory of a rank of each
+role. ``ssmpi plan`` prints it; ``ssmpi submit`` and ``ssmpi launch`` use it to place the ranks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from pathlib import Path
+
+from ssmpi.config import Config
+from ssmpi.data.features import Features
+from ssmpi.data.schema import Manifest, read_manifest
+from ssmpi.embedding.keyed_memory import KeyMemory
+from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.trackers import scope_of
+from ssmpi.model import custom_code
+from ssmpi.model.dense_optimizers import optimizer_of
+from ssmpi.model.network import floats_in
+from ssmpi.runtime.errors import DataError, SettingsError
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.mpi.memory_header import HEADER
+from ssmpi.runtime.quality import BINS, SUMS
+from ssmpi.runtime.run_options import NO_SPLIT, EvaluateOptions
+from ssmpi.runtime.settings import COUNT
+from ssmpi.runtime.topology import Role
+from ssmpi.sync import algorithm_of
+from ssmpi.sync.cost import RoundCost
+
+
+def composed(config: Config, features: Features) -> Config:
+    """``config`` with the user's own algorithm and codecs, and the network over these features, after a trial step of
+    custom operators; SettingsError if that fails.
+    """
+    found = config.with_code().over(features)
+    if own := custom_code.kinds_of(found.network.operators):
+        from ssmpi.model.autograd_step import try_step  # here, because importing torch takes seconds
+
+        if unreached := try_step(found.network):
+            log.warning(
+                f"{own}: no gradient reaches {', '.join(unreached)}, which will keep its initial value: a by_torch "
+                "does not use all that it is given, or detaches it"
+            )
+    return found
+
+
+def splits_to_score(config: Config, manifest: Manifest, overridden: Collection[str] = ()) -> set[str]:
+    """The splits to evaluate that have rows; SettingsError if the user has named an empty one. A run file may name the
+    defaults, as a resolved one does: an empty default is skipped with a log message.
+    """
+    defaults, found = EvaluateOptions(), set()
+    there = [name for name in manifest.splits if manifest.has_rows(name)]
+    for key in ("split", "final"):
+        split, setting = getattr(config.evaluate, key), f"evaluate.{key}"
+        if split == NO_SPLIT:
+            continue
+        if split in there:
+            found.add(split)
+        elif split != getattr(defaults, key) or setting in overridden:
+            close = difflib.get_close_matches(split.lower(), [*there, NO_SPLIT], n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"name one of {', '.join(there)}, or {NO_SPLIT}"
+            raise SettingsError(f"{setting} = '{split}': {config.data.folder} has no rows of that split; {hint}")
+        else:
+            log.info(f"no rows in split '{split}' of this data: it is not evaluated ({setting})")
+    return found
+
+
+def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
+    """Which PS holds which rows. Table sizes come from the data's manifest or from ``tables_file``."""
+    if not tables_file:
+        return config.placement(read_manifest(Path(config.data.folder)))
+    sizes = read_tables(tables_file)
+    return config.placement(Manifest(sizes, {}, features=Features.numbered(0, len(sizes))))
+
+
+def read_tables(path: Path) -> tuple[int, ...]:
+    """Rows of each table from a text file of whole numbers; # starts a comment."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")  # a binary file has no numbers either
+        words = " ".join(line.partition("#")[0] for line in text.splitlines()).split()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; name a text file with the rows of each table") from None
+    if wrong := [word for word in words if not (word.isdecimal() and int(word))] or [""] * (not words):
+        raise DataError(f"{path}: expected whole numbers, the rows of each table; found {wrong[0] or 'none'}")
+    if large := [word for word in words if int(word) > COUNT]:
+        raise DataError(f"{path}: a table of {large[0]} rows: ids are int32, so name at most {COUNT:,} rows a table")
+    return tuple(map(int, words))
+
+
+def dense_parameters(config: Config) -> int:
+    """Floats of a replica that a trainer owns and meets others with: all, or in a group those of the largest member."""
+    return max(floats_in(part.owned.layout) for part in config.parts)
+
+
+def held_parameters(config: Config) -> int:
+    """Floats of a replica that a trainer holds, copies of what others own included."""
+    return max(floats_in(part.layout) for part in config.parts)
+
+
+def memory_of_ranks(config: Config, placement: Placement, *, first: bool = False) -> dict[Role, float]:
+    """Expected bytes of one rank of each role, libraries included; of the PS that holds most. Dynamic tables are full,
+    or have their ``first`` step.
+    """
+    owned, held, topology = dense_parameters(config), held_parameters(config), config.topology
+    dense, ids = config.network.inputs.dense, sum(placement.lengths)
+    features = ids * config.rows.layout.width * 4 * config.data.batch_size
+    block = config.data.block_rows * 2 * (ids + dense + 1) * 4
+    activations = config.data.batch_size * 4 * 4 * config.network.activations
+    own = 2 if config.model.precision == "bf16" else 1  # of each thread: gradients, and in bf16 the rounded weights
+    state = max(1, len(optimizer_of(config.dense).vectors))
+    trainer = 4.0 * ((3 + state) * owned + held * (1 + topology.replica_lanes * own)) + topology.threads * (
+        6.0 * features + block + activations
+    )
+    rows = max(row_memory(config, placement, server, first=first) for server in range(placement.servers))
+    mirrors = mirror_memory(config)
+    trainer += mirrors.get(Role.TRAINER, 0.0)
+    sync_ps = 8.0 * config.network.parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
+    if not topology.embedding_ps:
+        trainer += rows
+    embedding_ps = float(rows + tracker_memory(config, placement))
+    ranks = {Role.TRAINER: trainer, Role.EMBEDDING_PS: embedding_ps, Role.SYNC_PS: sync_ps}
+    return {role: ranks.get(role, 0.0) + role.traits.process_bytes for role in Role}
+
+
+def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
+    """Bytes that one rank of each role, or the largest PS, keeps in a memory file system, or may: dynamic tables are
+    full, and their maps grew since the last pause. 0 if a loss ends the job.
+    """
+    if config.recovery.mode == "off":
+        return {}
+    promised = placement.most_rows * config.rows.row_bytes + KeyMemory(placement, 0).size
+    topology, rows = config.topology, float(promised)
+    state = len(optimizer_of(config.dense).vectors)
+    vectors = 4.0 * (held_parameters(config) + dense_parameters(config) * (state + round_cost(config).kept))
+    counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
+    own = {
+        Role.TRAINER: vectors + counts + (0.0 if topology.embedding_ps else rows),
+        Role.EMBEDDING_PS: rows + tracker_memory(config, placement) + 8.0 * topology.size,
+        Role.SYNC_PS: (1 + state) * 4.0 * config.network.parameters / max(1, topology.sync_ps),
+    }
+    return {role: own.get(role, 0.0) + HEADER for role in Role}
+
+
+def row_memory(config: Config, placement: Placement, server: int, *, first: bool = False) -> int:
+    """Bytes of the rows of one PS, and of what finds them by key: of dynamic tables at the limit, or at their ``first``
+    step.
+    """
+    keys = KeyMemory(placement, server)
+    rows = (keys.first_of(part) if first else part.rows for part in placement.parts_of(server))
+    return sum(rows) * config.rows.row_bytes + keys.bytes_at(limit=not first)
+
+
+def tracker_memory(config: Config, placement: Placement) -> int:
+    """Bytes in which the PS that holds most rows tracks what to save first."""
+    scope = scope_of(placement, max(range(placement.servers), key=placement.rows_of))
+    if config.checkpoint.priority == "scar":
+        return 4 * config.rows.layout.width * scope.rows
+    return config.tracking.bytes_for(scope)
+
+
+def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]:
+    """Additional bytes that one rank of a role uses, if there is room, while a checkpoint is written."""
+    if not config.checkpoint.background:
+        return {}
+    holder = Role.EMBEDDING_PS if config.topology.embedding_ps else Role.TRAINER
+    return {holder: float(placement.most_rows * config.rows.row_bytes)}
+
+
+def round_cost(config: Config) -> RoundCost:
+    """What a round of this run costs a trainer."""
+    return algorithm_of(config.sync).cost(config.sync, config.topology, dense_parameters(config))
+
+
+def mirror_memory(config: Config) -> dict[Role, float]:
+    """Bytes of mirrors on one rank of each role, if a codec needs them."""
+    servers = max(1, config.topology.sync_ps)  # which have every member's center
+    floats = {Role.TRAINER: dense_parameters(config), Role.SYNC_PS: config.network.parameters / servers}
+    return {role: 4.0 * vectors * floats[role] for role, vectors in round_cost(config).mirrors.items()}

@@ -1,0 +1,222 @@
+"""Creates the parts of a trainer, each from the settings and the parts created before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssmpi import sync
+from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
+from ssmpi.data.position import Position
+from ssmpi.data.reader import SplitReader
+from ssmpi.data.trained_rows import Deal, TrainedRows
+from ssmpi.embedding.table import KEYS
+from ssmpi.model import custom_code, processor
+from ssmpi.model.dense_optimizers import optimizer_of
+from ssmpi.model.optim import DenseOptimizer, dense_optimizer
+from ssmpi.model.replica import Replica
+from ssmpi.runtime.compiled import first_use
+from ssmpi.runtime.files.log import during, log
+from ssmpi.runtime.mpi.failure import start
+from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.shared_memory import Memory
+from ssmpi.state.checkpoint import parent
+from ssmpi.state.checkpoint.context import SaveContext
+from ssmpi.state.checkpoint.trainer_state import Checkpoint, LiveState, restore
+from ssmpi.state.recovery import rebuild
+from ssmpi.state.recovery.ledger import Ledger
+from ssmpi.state.recovery.start import Start
+from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery.surviving import WarmState
+from ssmpi.trainer import lanes
+from ssmpi.trainer.lanes import Lanes
+from ssmpi.trainer.metrics.metric_logger import EarlierLog
+from ssmpi.trainer.metrics.results import EarlierResults, RunResults
+from ssmpi.trainer.precompile import compile_kernels
+from ssmpi.trainer.progress import Progress
+from ssmpi.trainer.tables import Tables, placing
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config, HasTables
+    from ssmpi.model.part import Part
+    from ssmpi.runtime.mpi.rank_memory import RankMemory
+    from ssmpi.runtime.mpi.world import World
+    from ssmpi.runtime.stop import Stop
+
+Saved = Checkpoint | WarmState
+
+
+def warn(config: Config, world: World, start: Start) -> None:
+    """Warn, on one rank, about settings that make training slow or unstable."""
+    if world.oversubscribed:
+        log.warning(world.oversubscribed)
+    if world.index:
+        return
+    threads = config.topology.replica_lanes
+    continues = config.run.continue_from and not config.run.fresh_optimizer
+    begins = not (continues or start.checkpoint or start.warm)  # with new optimizer state
+    if begins and threads > 1 and optimizer_of(config.dense).full_first_step and not config.schedule.warmup_examples:
+        log.warning(
+            f"no warm-up: the first step of dense.optimizer = '{config.dense.optimizer}' is dense.rate in every "
+            f"parameter, and {threads} threads of a replica take theirs together, which can kill hidden units for "
+            "good; 100 steps of each thread are "
+            f"schedule.warmup_examples = {100 * config.topology.lanes * config.data.batch_size}"
+        )
+    for name in sync.unread(config.sync):
+        log.warning(f"sync.{name} has no effect, because sync.pace = '{config.sync.pace}': leave it out")
+    if config.model.precision == "bf16" and processor.without_bfloat16():
+        log.warning(processor.SLOW_BFLOAT16)
+    if slow := custom_code.kinds_of(config.network.operators):
+        log.warning(f"no kernels for {slow}: all of the network is computed by torch's autograd, which is slower")
+
+
+def tables(config: Config, world: World, data: HasTables, start: Start) -> Tables:
+    """The embedding tables: new, from surviving memory, or with the rows of a saved model."""
+    with during(placing(data.cardinalities, config.topology.embedding_ps, start)):
+        return Tables(config, world, data, start)
+
+
+def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory, part: Part | None = None) -> Replica:
+    """A replica in ``memory``, of a ``part`` of the network or all of it, with initial values; ``reader`` reads its
+    training data.
+    """
+    means = reader.means() if config.model.center_inputs else None
+    return Replica(config.network, config.model.precision, seed, memory, means, part)
+
+
+def dense_model(
+    config: Config, world: World, reader: SplitReader, start: Start
+) -> tuple[Replica, DenseOptimizer, Lanes]:
+    """The replica (new, from surviving memory, or with the weights of a saved model), its optimizer, and the lanes over
+    it, with their kernels compiled.
+    """
+    memory, shared = start.memory, config.sync.transport != "messages"
+    replica = fresh_replica(
+        config, reader, config.run.seed, memory.part("replica", shared=shared), config.parts[world.group.rank]
+    )
+    if replica.measured.names:
+        replica.measure_in(memory.array("estimates", replica.measured.values.shape, "float64"))
+    if model := start.checkpoint or start.parent:
+        replica.vector[:] = replica.load(model / "dense.h5")
+    optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
+    with first_use.said(log.info) as compiled, during("loading kernels", compiled):
+        compile_kernels(config, replica, reader.blank(2))
+    return replica, optimizer, lanes.of(config, world, replica)
+
+
+def saved_state(config: Config, world: World, start: Start) -> Saved | None:
+    """The state that a trainer resumes from; None at the beginning of a run."""
+    if start.warm:
+        return WarmState.gather(config, world, start.memory, start.repair)
+    return Checkpoint.at(start.checkpoint) if start.checkpoint else None
+
+
+def progress(config: Config, rows: int, saved: Saved | None, memory: RankMemory, trainer: int) -> Progress:
+    """A trainer's counters, for a run over ``rows`` rows."""
+    topology, before = config.topology, saved.state["examples"] if saved else 0
+    made = Progress(
+        topology.threads, topology.home_trainers, config.schedule, before, rows * config.data.passes, memory
+    )
+    if isinstance(saved, Checkpoint) and trainer == 0:
+        made.add_earlier(*saved.scored())
+    if config.run.record_losses:
+        made.losses = []
+    return made
+
+
+def synchronization(
+    config: Config, world: World, replica: Replica, local: sync.LocalTrainer, saved: Saved | None
+) -> tuple[list[sync.Synchronizer], sync.Pace]:
+    """The synchronizers of a trainer, and their pace."""
+    options, threads = config.sync, config.topology.replica_lanes
+    if saved and (saved.state["examples"] or isinstance(saved, WarmState)):
+        options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
+    if not options.warmup_steps and not local.memory.kept:
+        local.memory.note(Note.WARMED_UP, True)
+    context = sync.RoundContext(world.replicas, world.center, config.waiting, local)
+    synchronizers = sync.make(options, replica.vector, context, threads)
+    return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)
+
+
+def cursor_options(config: Config) -> CursorOptions:
+    """How this run iterates over its data."""
+    return CursorOptions(
+        config.data, config.topology, config.run.seed, config.evaluate.per_pass, config.embedding.prefetch,
+        in_time=config.evaluate.progressive,
+    )  # fmt: skip
+
+
+def cursor(
+    config: Config, world: World, reader: SplitReader, checked: set[int], saved: Saved | None, trained: TrainedRows
+) -> DataCursor:
+    """One trainer's data cursor, at the start or at its saved position. Shards that an earlier job has checked are
+    added to ``checked``.
+    """
+    deal = Deal(0, 0, Position(0))
+    if saved:
+        deal = saved.deal(config.topology, config.data.batch_size)
+        checked.update(saved.state.get("checked", ()))
+    made = DataCursor(cursor_options(config), world.index, reader, checked, deal, trained)
+    made.advanced = isinstance(saved, WarmState)  # beyond every checkpoint
+    return made
+
+
+def trained_rows(
+    config: Config, trainer: int, reader: SplitReader, saved: Saved | None, progress: Progress, memory: RankMemory
+) -> TrainedRows:
+    """This trainer's count of trained rows, with room for all pieces of one deal. The first trainer also counts the
+    rows of earlier jobs.
+    """
+    position = saved.deal(config.topology, config.data.batch_size).position if saved else Position(0)
+    most = most_pieces(cursor_options(config), reader, position)
+    made = TrainedRows(memory, config.topology.threads, most, dealer=trainer == 0)
+    if not memory.kept:
+        made.rows[:] = progress.scored
+        if saved and trainer == 0:
+            made.batches[0] = saved.state["logbook"]["iterations"]
+    return made
+
+
+def save_context(
+    config: Config, world: World, folder: Path, tables: Tables, stop: Stop, memory: RankMemory
+) -> SaveContext:
+    """What saving needs of this trainer."""
+    return SaveContext(
+        run=folder, options=config.checkpoint, waiting=config.waiting, world=world, tables=tables.transport, stop=stop,
+        memory=memory,
+    )  # fmt: skip
+
+
+def resume(
+    config: Config, world: World, saved: Saved | None, live: LiveState, synchronizer: sync.Synchronizer, start: Start
+) -> None:
+    """Restore a trainer's live state from a checkpoint, make replicated state equal that has survived, or take the
+    optimizer state of the run that is continued.
+    """
+    if isinstance(saved, Checkpoint):
+        restore(live, saved, world, config.sync.identity, config.waiting)
+    elif saved:
+        saved.make_equal(synchronizer, world, config.waiting, live.replica.owned)
+    elif start.parent and not config.run.fresh_optimizer:
+        parent.restore(live, start.parent, config.sync.identity)
+
+
+def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:
+    """The state of the run's recoveries; the first trainer writes it."""
+    ledger, losses = start.ledger or Ledger(), dict[str, Any]()
+    if start.repair:
+        assert saved
+        ledger, losses = rebuild.losses(config, start, saved.state)
+    return RecoveryState(folder, start.memory, ledger, losses, ledger.pls(rows * config.data.passes))
+
+
+def results(config: Config, rows: int, saved: Saved | None, recovery: RecoveryState) -> RunResults:
+    """The first trainer's results, for a run over ``rows`` rows."""
+    earlier = None
+    if saved:
+        state = saved.state
+        logbook = EarlierLog(state["logbook"], saved.scored())
+        earlier = EarlierResults(logbook, state["evaluations"], state.get(KEYS, {}))
+    return RunResults(recovery.run, config.run, config.topology, rows * config.data.passes, earlier, recovery)

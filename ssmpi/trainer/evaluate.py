@@ -1,0 +1,221 @@
+"""Scores a split with all threads of all trainers and merges their quality by one reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmpi.data.batch import Batch
+from ssmpi.data.reader import SplitReader, batches
+from ssmpi.embedding.client import Lookups
+from ssmpi.model.estimates import VALUES
+from ssmpi.runtime.errors import DIVERGED, TrainingError
+from ssmpi.runtime.host.clock import Clock
+from ssmpi.runtime.mpi.failure import start
+from ssmpi.runtime.mpi.waiting import WaitOptions, wait
+from ssmpi.runtime.quality import BINS, Quality
+from ssmpi.trainer.group_scores import WHOM, GroupScores, gauc
+from ssmpi.trainer.metrics.results import RunResults, Scored
+from ssmpi.trainer.shard_check import check, share
+
+if TYPE_CHECKING:
+    from ssmpi.data.cursor import DataCursor
+    from ssmpi.data.schema import Manifest
+    from ssmpi.model.estimates import Estimates
+    from ssmpi.model.replica import ThreadModel
+    from ssmpi.runtime.mpi.world import World
+    from ssmpi.runtime.run_options import EvaluateOptions
+    from ssmpi.runtime.stop import Stop
+    from ssmpi.trainer.common_model import CommonModel
+
+EVALUATION_THREADS = 500  # message tags of evaluating threads start here, after the worker threads'
+
+
+@dataclass
+class ThreadScores:
+    """What one thread has scored; ``estimates`` counted what passed."""
+
+    groups: GroupScores
+    quality: Quality = field(default_factory=Quality)
+    estimates: Estimates | None = None
+
+
+@dataclass
+class Evaluator:
+    """Scores splits of the data in ``folder``. ``lookups`` and ``scoring_model`` create each thread's own objects."""
+
+    options: EvaluateOptions
+    folder: Path
+    world: World
+    lookups: Callable[[int], Lookups]
+    scoring_model: Callable[[np.ndarray], ThreadModel]
+    stop: Stop
+    _checked: set[str] = field(default_factory=set, init=False)
+
+    def run(self, split: str, vector: np.ndarray, waiting: WaitOptions) -> dict[str, float] | None:
+        """Metrics of ``vector`` on one split, the same on every trainer; None if a trainer was asked to stop meanwhile.
+        The first time, the contents of the split are verified in the background, so that damaged rows are never scored
+        silently. All trainers must call it, while training is paused.
+        """
+        reader, trainers = SplitReader(self.folder, split, 16 * self.options.batch_size), self.world.trainers
+        checking = []
+        if split not in self._checked:
+            shards = share(range(len(reader.shards)), set(), trainers.rank, trainers.size)
+            shards_until_told = takewhile(lambda _: not self.stop.stopping, shards)
+            checking = [start(self.world, "check", check, reader, shards_until_told, lambda _: None)]
+            self._checked.add(split)
+        found = self.measure(reader, range(len(reader.blocks)), vector, waiting, checking)
+        return {"rows": float(found[0].sums[0]), **found[0].compute(), **found[1]} if found else None
+
+    def measure(
+        self, reader: SplitReader, blocks: Sequence[int], vector: np.ndarray, waiting: WaitOptions,
+        checking: Sequence[Thread] = (),
+    ) -> tuple[Quality, dict[str, float]] | None:  # fmt: skip
+        """The quality of ``vector`` on some blocks, and metrics that do not follow from it, the same on every trainer;
+        None if a trainer was asked to stop meanwhile. Also waits for the threads that are ``checking`` the rows.
+        TrainingError if a score is not finite.
+        """
+        trainers, group = self.world.trainers, reader.manifest.group
+        parts = [ThreadScores(groups=GroupScores(group)) for _ in range(self.world.topology.threads)]
+        threads = [
+            start(self.world, f"evaluate {k}", self._score, (reader, blocks), vector, k, part)
+            for k, part in enumerate(parts)
+        ]
+        for thread in (*threads, *checking):
+            thread.join()
+        mine = Quality()
+        for part in parts:
+            mine.merge(part.quality)
+        counted = [part.estimates for part in parts if part.estimates]
+        passed = np.sum([estimates.values[:, VALUES:] for estimates in counted], axis=0)
+        words = np.concatenate([[float(self.stop.stopping)], mine.sums, mine.histogram.reshape(-1), passed.reshape(-1)])
+        wait(trainers.iallreduce(words), waiting, WHOM)
+        if words[0]:
+            return None
+        end = words.size - passed.size
+        edge = end - 2 * BINS
+        quality = Quality(words[edge:end].astype(np.int64).reshape(2, BINS), words[1:edge])
+        if quality.sums[0] < sum(reader.blocks[number].rows for number in blocks):
+            raise TrainingError(
+                f"{reader.folder}: some scores are not finite: {DIVERGED}, or values of these rows are far too large"
+            )
+        densities = counted[0].densities(words[end:].reshape(passed.shape))
+        by_group = gauc([part.groups for part in parts], words[1], trainers, waiting)
+        return quality, {**by_group, **densities}
+
+    def _score(
+        self, rows_of: tuple[SplitReader, Sequence[int]], vector: np.ndarray, thread: int, found: ThreadScores
+    ) -> None:
+        """One thread's share of some blocks of a reader: every ``threads * trainers``-th."""
+        (reader, blocks), model = rows_of, self.scoring_model(vector)
+        lookups, found.estimates = self.lookups(EVALUATION_THREADS + thread), model.estimates
+        trainers, threads = self.world.trainers, self.world.topology.threads
+        first, step = trainers.rank * threads + thread, trainers.size * threads
+        for batch, rows in lookups.prefetched(self._batches(reader, blocks[first::step])):
+            logits = model.score(batch.dense, rows.values)
+            found.quality.add(logits, batch.labels)
+            found.groups.add(batch, logits)
+
+    def _batches(self, reader: SplitReader, numbers: Sequence[int]) -> Iterator[Batch]:
+        """The batches of some blocks in file order, until asked to stop."""
+        for number in numbers:
+            if self.stop.stopping:
+                return
+            yield from batches(reader.read(reader.blocks[number]), self.options.batch_size)
+
+
+@dataclass
+class Evaluations:
+    """A trainer's evaluations during a run: scored, and recorded if there are ``results``, on the first trainer. Every
+    trainer makes the same calls, while training is paused. ``data`` knows the splits. The common ``model`` is scored
+    once ``rest`` has returned: then all pushes are applied.
+    """
+
+    evaluator: Evaluator
+    data: Manifest
+    waiting: WaitOptions
+    results: RunResults | None
+    model: CommonModel
+    rest: Callable[[], None]
+
+    @property
+    def options(self) -> EvaluateOptions:
+        """The ``[evaluate]`` section."""
+        return self.evaluator.options
+
+    @property
+    def stopped(self) -> bool:
+        """Whether all trainers have agreed to stop, perhaps in the middle of an evaluation."""
+        return self.evaluator.stop.stopped
+
+    def has(self, split: str) -> bool:
+        """Whether a split can be scored."""
+        return self.data.has_rows(split) and self.data.labelled
+
+    def score_model(self, split: str) -> Scored | None:
+        """Score the common model on a split, if the data set has it."""
+        if not self.has(split):
+            return None
+        self._come_to_rest()
+        return self.score(split, self.model.weights())
+
+    def _come_to_rest(self) -> None:
+        self.rest()
+        if self.results:
+            self.results.logbook.window()
+
+    def score(self, split: str, vector: np.ndarray) -> Scored | None:
+        """Score weights on a split. None, on all trainers, if a stop interrupted it."""
+        clock = Clock()
+        metrics = self.evaluator.run(split, vector, self.waiting)
+        if metrics is None:
+            self.evaluator.stop.agree()
+            return None
+        return Scored(vector, metrics, clock.wall)
+
+    def score_ahead(self, part: int, cursor: DataCursor) -> bool:
+        """With ``evaluate.progressive``, score the common model on a part whose rows nobody has seen, and record that;
+        False if it was done before. All trainers may have to stop after it. The rows are verified before they are
+        dealt: damaged ones end the run there.
+        """
+        blocks = cursor.unseen() if self.options.progressive else []
+        if not blocks or self._is_scored_ahead(part):
+            return False
+        self._come_to_rest()
+        vector, clock = self.model.weights(), Clock()
+        found = self.evaluator.measure(cursor.reader, blocks, vector, self.waiting)
+        if found is None:
+            self.evaluator.stop.agree()
+        elif self.results:
+            self.results.scored_ahead(part, *found, clock.wall)
+        return True
+
+    def _is_scored_ahead(self, part: int) -> bool:
+        """Whether a part was scored before, as the first trainer knows it. Every trainer calls it."""
+        scored = np.array([self.results is not None and self.results.is_scored_ahead(part)], np.float32)
+        self.share(scored, "trainer 0 (to score the next rows)")
+        return bool(scored[0])
+
+    def score_replica(self, split: str, replica: Callable[[], np.ndarray]) -> None:
+        """If ``evaluate.replica`` asks for it, score the first trainer's own weights and record them."""
+        if not self.options.replica or self.stopped or not self.has(split):
+            return
+        vector = replica().copy()
+        self.share(vector, "the other trainers")
+        if scored := self.score(split, vector):
+            self.record(split, scored, "replica 0")
+
+    def record(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
+        """Record an evaluation; see ``RunResults.evaluated``."""
+        if self.results:
+            self.results.evaluated(split, scored, what, best)
+
+    def share(self, values: np.ndarray, whom: str, waiting: WaitOptions | None = None) -> None:
+        """Broadcast the first trainer's ``values``."""
+        wait(self.evaluator.world.trainers.ibcast(values), waiting or self.waiting, whom)

@@ -1,0 +1,101 @@
+"""Loads or compiles every kernel of a training step before the clock starts: the first call of each takes up to
+seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from ssmpi.data.batch import Batch
+from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.dynamic_options import DynamicOptions
+from ssmpi.embedding.key_lookup import KeyLookup
+from ssmpi.embedding.local_servers import LocalServers
+from ssmpi.embedding.local_tables import LocalTables
+from ssmpi.embedding.placement import Placement, place
+from ssmpi.embedding.table import Arena
+from ssmpi.embedding.trackers import scope_of
+from ssmpi.embedding.transport import RemoteTables
+from ssmpi.model.lane import HelperModel, HomeModel, MemberModel
+from ssmpi.model.messages import Channel
+from ssmpi.model.network import floats_in
+from ssmpi.model.optim import dense_optimizer
+from ssmpi.model.part import Part, transform
+from ssmpi.model.replica import Replica, ThreadModel
+from ssmpi.runtime.mpi.mailbox import LATE
+from ssmpi.trainer.progress import Progress
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+M = TypeVar("M", bound=MemberModel)
+
+
+DYNAMIC = DynamicOptions(keys=1, expire_after_examples=1)
+
+
+def compile_kernels(config: Config, replica: Replica, batch: Batch) -> None:
+    """Steps on the dummy rows of ``batch``, by an optimizer of its own, that leave ``replica`` unchanged."""
+    tables, keyed, rows = replica.network.inputs.tables, batch.keys.shape[1], len(batch)
+    measured, names = replica.measured.values.copy(), [f"C{k + 1}" for k in range(tables)]
+    placement = place((0,) * keyed + (1,) * (tables - keyed), 1, DYNAMIC if keyed else None, names)
+    batch.like(rows).take(np.arange(rows), 0, batch)
+    model = replica.thread_model(np.zeros(replica.network.parameters, np.float32))
+    for transport in _transports(config, placement):
+        keys = KeyLookup(transport, tables, placement.keyed, 0, counts=True) if keyed else None
+        lookups = Lookups(transport, placement, config.rows, 0, None, keys)
+        ((_, lookup),) = lookups.prefetched([batch])
+        logits, by_rows = model.forward_backward(batch.dense, lookup.values, batch.labels)
+        lookups.push(lookup, by_rows)
+        transport.drain()
+        lookup.occurrences()
+        for examples in (0, 9) if keyed else ():  # dates rows when training pauses, then frees them
+            transport.sweep(examples)
+    Progress(1, 1, config.schedule).record(0, logits, batch.labels)
+    if not replica.owned.complete:
+        model = _compile_lanes(config, replica, (batch.dense, lookup.values, batch.labels))
+    model.gradients[:] = 0.0
+    dense_optimizer(config.dense, replica).step(model, 0.0)
+    replica.measured.values[:] = measured  # dummy rows are no batch
+
+
+def _transports(config: Config, placement: Placement) -> Iterator[LocalTables | RemoteTables]:
+    """Tables in this process; and where PSs may be on other hosts the same by messages, for kernels of both ends."""
+    arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
+    if config.tracking.counts:
+        arena.set_observer(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
+    yield LocalTables(arena)
+    if config.topology.embedding_ps and config.embedding.transport != "shared":
+        options = replace(config.rows, settings=replace(config.embedding, transport="messages"))
+        yield LocalServers(options, placement, 0, config.tracking).tables
+
+
+def _compile_lanes(config: Config, replica: Replica, batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> ThreadModel:
+    """A step of a home and one of a helper whose mailboxes have failed, so that they neither send nor wait; a model of
+    what ``replica`` owns.
+    """
+
+    def of(kind: type[M], part: Part) -> M:
+        dead = Channel(np.zeros(len(part.mailboxes(0)), np.int64), 1, lambda *_: _Silent(), np.array([0, LATE]))
+        return kind(part, np.zeros(floats_in(part.layout), np.float32), replica.precision, dead)
+
+    network, places = replica.network, config.places
+    home, helper = of(HomeModel, transform(network, places, 0, 0)), of(HelperModel, transform(network, places, 1, 0))
+    for step in (
+        lambda: home.forward_backward(*batch),
+        lambda: home.send_gradients(0.0),
+        home.close,
+        lambda: next(helper.steps()),
+    ):
+        with contextlib.suppress(_Silent):
+            step()
+    return of(MemberModel, replica.part)
+
+
+class _Silent(Exception):  # noqa: N818 - it says that nothing was sent
+    """Raised instead of waiting."""

@@ -1,0 +1,52 @@
+"""A sync PS rank: holds its shard of the center until every trainer has said goodbye."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmpi.model import dense_optimizers
+from ssmpi.model.options import DenseOptions
+from ssmpi.runtime.host import cpu_usage
+from ssmpi.runtime.mpi.service import Service
+from ssmpi.runtime.mpi.world import World
+from ssmpi.state.recovery.start import BEGINNING, Start
+from ssmpi.sync import exchanges
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+
+def serve_center(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
+    """The whole life of a sync PS. The first trainer sends the initial center."""
+    world.start_heartbeat(config.waiting)
+    service = Service(world.center, config.waiting)
+    handler = exchanges.handler(
+        config.sync, optimizer(config.dense), service, config.topology, world.center.directory, start.memory
+    )
+    cpu_usage.set_up()
+    service.serve(config.topology.trainers, handler)
+    return True
+
+
+class ShardOptimizer:
+    """The optimizer of ``[dense]`` for one shard of the weights, without torch, which a sync PS does not load."""
+
+    def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
+        self._optimizer, self._weights = dense_optimizers.optimizer_of(options), weights
+        self.state = np.full(weights.size * len(self._optimizer.vectors), self._optimizer.initial, np.float32)
+
+    def __call__(self, gradients: np.ndarray, factor: float) -> None:
+        """One step."""
+        now = dense_optimizers.at_step(self._optimizer.numbers, np.zeros(1), factor)  # counts in none of them
+        state = self.state.reshape(len(self._optimizer.vectors), self._weights.size)
+        dense_optimizers.update(now, self._weights, gradients, state, 0)
+
+
+def optimizer(options: DenseOptions) -> Callable[[np.ndarray], ShardOptimizer]:
+    """``optimizer(weights)`` makes the optimizer of ``[dense]`` for one shard."""
+    return partial(ShardOptimizer, options)
