@@ -32,18 +32,32 @@ while [ $# -gt 0 ]; do
 done
 case $rows in *[!0-9]*|'') fail "--rows takes a whole number, got '$rows'" ;; esac
 
+compile_kernels() {  # compile_kernels FOLDER: a few rows through every step
+  ssmpi-prepare synthesize "$1/raw" --rows 2000 --scale 0.001
+  ssmpi-prepare criteo "$1/raw/train.txt" --output "$1/shards" --split kaggle
+  ssmpi launch jobs/configs/quickstart.toml "data.folder=$1/shards" "run.folder=$1/run" topology.trainers=1
+}
+
 began=$SECONDS
 make_environment "$venv" tensorboard,plots,baseline
 find_mpi
 ready=$SECONDS
 
 raw=$data/raw-$rows shards=$data/shards-$rows
+few=$(mktemp -d)
+set -m  # a process group of its own
+compile_kernels "$few" > "$few/log" 2>&1 &  # while the rows are made; where it fails, the commands below say why
+set +m
+trap 'kill -- -$!; wait; rm -rf "$few"' EXIT
 [ -f "$raw/teacher.json" ] || run ssmpi-prepare synthesize "$raw" --rows "$rows" --seed 1
 run mpirun -n 2 ssmpi-prepare criteo "$raw/train.txt" --output "$shards" --split kaggle
 run ssmpi-prepare inspect "$shards"
 # the learning rates rise over the first rows and fall over the last third
 settings=("data.folder=$shards" "run.folder=$runs" "schedule.warmup_examples=$((rows / 60))"
   "schedule.decay_start_examples=$((rows * 4 / 7))" "schedule.decay_examples=$((rows * 2 / 7))")
+wait
+trap - EXIT
+rm -rf "$few"
 run ssmpi plan jobs/configs/quickstart.toml "${settings[@]}"
 run ssmpi launch jobs/configs/quickstart.toml "${settings[@]}" --overwrite
 [ -f "$shards.baseline.json" ] || run ssmpi-prepare baseline "$shards" --output "$shards.baseline.json"

@@ -15,7 +15,9 @@ bash jobs/test_slurm.sh --install &  # meanwhile; where that cannot be, the test
 make_environment "${VENV:-.venv-test}" test
 find_mpi
 
-compiling=()  # meanwhile; else all of pytest's workers compile the same kernels
+compiling=()  # meanwhile; else all of pytest's workers compile the same kernels and the same test files
+pytest --collect-only -q > /dev/null &
+compiling+=($!)
 for kernels in train prepare; do
   python tests/compile_kernels.py "$kernels" > /dev/null &
   compiling+=($!)
