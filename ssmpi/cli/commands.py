@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,11 +100,15 @@ def overrides_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def launch(arguments: argparse.Namespace) -> int:
-    """``ssmpi launch``."""
-    from ssmpi.cluster import launch as launcher
+    """``ssmpi launch``; it takes signals itself once it starts ranks."""
+    try:
+        from ssmpi.cluster import launch as launcher
 
-    asked, ignore_memory = requested(arguments), arguments.ignore_memory
-    return launcher.launch(asked, arguments.site, arguments.dry_run, ignore_memory=ignore_memory)
+        asked, ignore_memory = requested(arguments), arguments.ignore_memory
+        return launcher.launch(asked, arguments.site, arguments.dry_run, ignore_memory=ignore_memory)
+    except KeyboardInterrupt:
+        print("interrupted before the ranks were started: no run has begun or changed", file=sys.stderr)
+        raise
 
 
 def submit(arguments: argparse.Namespace) -> int:

@@ -5,8 +5,10 @@ warnings, and only it may draw a progress bar.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -48,10 +50,15 @@ class RankFile(logging.Handler):
         except Exception:  # as every handler of logging's
             self.handleError(record)
 
+    def take_stacks(self) -> None:
+        """SIGQUIT prints the stacks of all threads to this file from now on, also where a thread hangs in C code."""
+        faulthandler.register(signal.SIGQUIT, self._file)
+
     def close(self) -> None:
         """No more lines."""
         super().close()
         if self._file >= 0 and self.behind.settle(CLOSING_SECONDS):
+            faulthandler.register(signal.SIGQUIT)  # to standard error again
             os.close(self._file)
         self._file = -1  # logging closes handlers again when a process ends
 
@@ -137,9 +144,12 @@ def configure(who: str, *, verbose: bool) -> None:
 
 
 def log_to_file(path: Path, who: str) -> None:
-    """Append all messages of this rank, also those that it does not print, to a file of its own."""
+    """Append all messages of this rank, also those that it does not print, and the stacks that SIGQUIT asks for, to a
+    file of its own.
+    """
     path.parent.mkdir(exist_ok=True)
     handler = RankFile(path)
+    handler.take_stacks()
     handler.setFormatter(_format(who, precise=True))
     log.addHandler(handler)
 

@@ -1,10 +1,12 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a request to stop. The handler only notes it; trainers pass it on.
+"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a request to stop. The handler only notes it; trainers pass it on. SIGQUIT
+prints the stacks of all threads, and the rank goes on.
 
 ``listen`` is called before anything slow is imported, so that a signal before, during or after training does the same.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
 import signal
@@ -26,6 +28,7 @@ _woken = select.poll()  # a signal writes to a pipe at once, its handler runs wh
 
 def listen() -> None:
     """Install the handlers. Main thread only."""
+    faulthandler.register(signal.SIGQUIT)  # to standard error, until ``files.log`` has the rank's own file
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     _woken.register(reading, select.POLLIN)

@@ -43,6 +43,18 @@ def test_an_unknown_option_names_the_nearest_and_the_usage(capsys, words, answer
     assert said.endswith(f"ssmpi {command}: error: unrecognized arguments: {answer}\n")
 
 
+def test_a_launch_that_is_interrupted_before_its_ranks_says_so(tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    (tmp_path / "run.toml").write_text("")
+    monkeypatch.setattr("ssmpi.cluster.launch.launch", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["launch", str(tmp_path / "run.toml")])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted before the ranks were started: no run has begun or changed\n"
+
+
 @pytest.mark.parametrize("words", [("plan",), ("submit", "--site", "s.toml")])
 def test_only_what_is_required_is_called_so(capsys, words):
     assert refused(capsys, *words).endswith("error: the following arguments are required: run_file\n")

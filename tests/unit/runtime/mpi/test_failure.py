@@ -308,6 +308,37 @@ def test_a_signal_is_a_wish_to_stop(signum, monkeypatch):
             signal.signal(each, handler)
 
 
+STACKS = """
+import signal, sys, threading
+from pathlib import Path
+from ssmpi.runtime.mpi import signals
+from ssmpi.runtime.files import log
+
+def stuck(event):
+    event.wait()
+
+signals.listen()
+threading.Thread(target=stuck, args=(threading.Event(),), daemon=True).start()
+signal.raise_signal(signal.SIGQUIT)  # before there is a log
+print("between", file=sys.stderr, flush=True)
+log.log_to_file(Path(sys.argv[1]), "trainer 0")
+signal.raise_signal(signal.SIGQUIT)
+print("goes on")
+"""
+
+
+def test_sigquit_prints_the_stacks_of_all_threads_and_the_rank_goes_on(tmp_path):
+    path = tmp_path / "logs" / "trainer-0.log"
+    done = subprocess.run([sys.executable, "-c", STACKS, path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+    early, _, late = done.stderr.partition("between\n")
+    for text in (early, path.read_text()):
+        assert text.count("most recent call first") >= 2
+        assert " in stuck\n" in text
+        assert " in <module>\n" in text
+    assert "most recent call first" not in late
+
+
 def test_each_rank_of_a_host_is_watched_by_a_few_others():
     for count in range(1, 40):
         local = list(range(100, 100 + 2 * count, 2))
