@@ -255,7 +255,7 @@ def summary(arguments: argparse.Namespace) -> int:
 def report(arguments: argparse.Namespace) -> int:
     """``ssmpi report``; 2 if a run has nothing to show, after a page with the others."""
     from ssmpi.runtime.mpi.failure import say
-    from ssmpi.tools.report import read, write
+    from ssmpi.tools.report import read, scored_unlike, write
 
     runs: dict[str, Path] = {}
     for run in arguments.runs:  # one run by two paths is no second one
@@ -264,5 +264,7 @@ def report(arguments: argparse.Namespace) -> int:
     for record in records:
         for sentence in record.missing:
             say(f"{'error' if record.is_empty else 'warning'}: {record.folder}: {sentence}")
+    if unlike := scored_unlike(records):
+        say(f"warning: {unlike}")
     print("\n".join(map(str, write(records, arguments.output))))
     return 2 if any(record.is_empty for record in records) else 0

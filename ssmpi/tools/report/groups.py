@@ -146,6 +146,24 @@ def differing(records: Sequence[Record]) -> list[str]:
     return [n for n in names if any(s.get(n, NEVER) != known[0].get(n, NEVER) for s in known)]
 
 
+def scored_unlike(records: Sequence[Record]) -> str:
+    """A sentence that says so if these runs were scored on different rows, as far as they tell; else empty."""
+    runs: dict[tuple[object, str, object], list[Path]] = {}
+    for record in records:
+        split, metrics = record.final
+        if metrics:
+            scored = record.settings.get("data.folder", "unknown data"), split, metrics.get("rows")
+            runs.setdefault(scored, []).append(record.folder)
+    if len(runs) < 2:
+        return ""
+    rows = [
+        f"{_together(list(map(str, folders)))}: {f'{count:,.0f}' if isinstance(count, (int, float)) else 'the'} rows of"
+        f" the split {split} in {data}"
+        for (data, split, count), folders in runs.items()
+    ]
+    return f"these runs were scored on different rows, so their NE and AUC cannot be compared. {'; '.join(rows)}"
+
+
 def name_of(values: Mapping[str, Any]) -> str:
     """Settings as a phrase: ``algorithm ma, trainers 4``; of a name only the value."""
     phrases = [f"{short(key)} {_text(value)}" if key not in NAMES else _text(value) for key, value in values.items()]

@@ -17,7 +17,7 @@ from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.files.result_marker import COMPLETE
 from ssmpi.tools.report import figures, traffic
 from ssmpi.tools.report.columns import NOTHING, cells, headings, shown
-from ssmpi.tools.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
+from ssmpi.tools.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row, scored_unlike
 from ssmpi.tools.report.record import CIRCUMSTANCES, Record
 from ssmpi.trainer.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER
 
@@ -85,7 +85,7 @@ def publish(subject: PageContent, wanted: Sequence[Drawing], out: Path) -> list[
     page = settings.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=subject.title, compared=subject.compared, records=records, pictures=pictures,
         headings=headings(subject.rows), rows=[cells(r, shown(subject.rows)) for r in subject.rows],
-        split=final_split(records),
+        split=final_split(records), unlike=scored_unlike(records),
         settings=_settings(records), broken=[record for record in records if record.missing],
         runs=[_run(record) for record in records], links=traffic.HEADINGS,
         traffic=[(record.folder, found) for record in records if (found := traffic.cells(record.result))],

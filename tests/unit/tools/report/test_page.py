@@ -304,6 +304,26 @@ def test_quality_on_another_split_is_not_in_the_table_of_the_test_split(runs, br
     assert f"{(ne + validation) / 2:.5f}" not in table
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("run.toml", r'(\[data\]\nfolder = )"[^"]*"', r'\1"other/data"', " in other/data"),
+        ("result.json", r'"rows": ', '"rows": 1', ": 1,600 rows of the split test in "),
+    ],
+)  # fmt: skip
+def test_runs_over_other_rows_are_not_compared_in_silence(
+    runs, broken, undrawn, tmp_path, capsys, file, old, new, said
+):
+    assert reported(capsys, runs[0], broken, "--output", tmp_path / "same.html") == (0, "")
+    path = broken / file
+    path.write_text(re.sub(old, new, path.read_text()))
+    code, err = reported(capsys, runs[0], broken, "--output", tmp_path / "other.html")
+    assert code == 0
+    assert err.startswith("warning: these runs were scored on different rows, so their NE and AUC cannot be compared. ")
+    assert said in err
+    assert "scored on different rows" in Page(tmp_path / "other.html").text
+
+
 def test_a_run_that_is_named_by_two_paths_counts_once(runs, undrawn, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(runs[0].parent)
     out = tmp_path / "page.html"
