@@ -2,8 +2,6 @@
 
 All processes are descendants of the head's first process and die with it, so nothing remains when a test is killed. The
 bridge between the hosts is in the head's network namespace, so several such clusters can run side by side.
-``limited_hosts`` are for measured jobs: all trainers on the first host, each server on a separate one whose link the
-kernel limits (Linux's token bucket filter).
 """
 
 from __future__ import annotations
@@ -14,14 +12,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from ssmpi.bench.harness.jobs import LauncherCommand
-from ssmpi.cluster import launch, session_folder
-from ssmpi.cluster.site import Launcher
+from ssmpi.cluster import session_folder
 from ssmpi.runtime.errors import UserError
-from ssmpi.runtime.host.mpi_environment import ON_ONE_HOST, environment
+from ssmpi.runtime.host.mpi_environment import ON_ONE_HOST
 
 PROJECT = Path(__file__).parents[1]
 NETWORK = "10.99.0"
@@ -207,44 +203,3 @@ class VirtualHosts:
                 if numbers[-1] == "1" and len(numbers) == (2 if name == "head" else 3):
                     return parent, int(numbers[1])
         raise HostError(f"{name} has no first process")
-
-
-class LimitedHosts:
-    """One host for trainers and one for each of ``servers``, until the block of ``limited_hosts`` ends."""
-
-    def __init__(self, hosts: VirtualHosts) -> None:
-        self._hosts = hosts
-        self._trainers, *self._servers = hosts.names
-
-    def start(self, trainers: int, rates: Sequence[float | None]) -> LauncherCommand:
-        """The command to start a job whose servers, in rank order, have links of ``rates`` bytes per second; None is no
-        limit.
-        """
-        names = self._servers[: len(rates)]
-        for name, rate in zip(names, rates, strict=True):
-            self._hosts.slow(name, "" if rate is None else f"{8 * rate:.0f}bit")
-        launcher = Launcher(interface=f"{NETWORK}.0/24")
-        unset = [word for name in NOT_THERE for word in ("-u", name)]
-        return LauncherCommand(
-            tuple(self._hosts.on("head", "env", *unset, folder=Path.cwd())),
-            tuple(launch.mpirun_options(launcher, [self._trainers] * trainers + names)),
-            {**environment(launcher, one_host=False), "PRTE_MCA_plm_ssh_agent": str(self._hosts.remote_shell)},
-        )
-
-
-@contextlib.contextmanager
-def limited_hosts(servers: int, *folders: Path) -> Iterator[LimitedHosts]:
-    """Create the hosts, which takes about a second; all see ``folders``. HostError if that is impossible here."""
-    if why := missing():
-        raise HostError(f"{why}; without --virtual-hosts links are emulated inside the servers")
-    here = Path.cwd()
-    if here in (Path("/"), Path("/tmp")):
-        raise HostError(f"the hosts need folders of their own in {here}: start this in another one")
-    shared = shared_folders(here, *folders)
-    if spaced := [place for place in shared if " " in place]:  # mpirun splits the command for ssh at them
-        raise HostError(f"{spaced[0]}: virtual hosts need folders without spaces in their names; choose another one")
-    hosts = VirtualHosts(1 + servers, folders[0].resolve() / "hosts", shared)
-    try:
-        yield LimitedHosts(hosts)
-    finally:
-        hosts.close()

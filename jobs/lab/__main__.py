@@ -1,4 +1,4 @@
-"""``python -m jobs.lab``: the commands of the laboratory; as in ``ssmpi.cli.bench`` each imports what it runs."""
+"""``python -m jobs.lab``: the commands of the laboratory; as in ``ssmpi.cli.commands`` each imports what it runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from pathlib import Path
 
 from jobs.lab import options
 from ssmpi import cli
-from ssmpi.bench.options import CompressionOptions
-from ssmpi.cli.bench import run_file_of
-from ssmpi.cli.commands import given_inputs
-from ssmpi.cli.options import add_options, taken
-from ssmpi.cli.recovery_arguments import add_inputs
-from ssmpi.cli.subcommand import add, add_overrides, add_run_file
+from ssmpi.bench.options import CompressionOptions, add_options, taken
+from ssmpi.cli.arguments import add, add_inputs, add_overrides, add_run_file
+from ssmpi.cli.commands import given_inputs, run_file_of
 from ssmpi.runtime.files import log
 
 
@@ -54,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 def cluster(arguments: argparse.Namespace) -> int:
     """``python -m jobs.lab cluster``."""
-    from jobs.lab.cluster import cluster as lab
+    from jobs.lab import cluster as lab
 
     run_file = run_file_of(arguments.overrides)
     lab.measure(taken(options.ClusterOptions, arguments), run_file, arguments.overrides)

@@ -21,45 +21,16 @@ class ClusterOptions:
     trainers: tuple[int, ...] = option((1, 2, 4, 8, 16), "of the jobs", "NUMBERS")
     step_ms: float = option(50.0, "a dense step", "MS")
     link_mb: float = option(4.0, "a sync PS's link, MB/s in each direction", "MB")
-    embedding_link_mb: float = option(2.0, "the same of a narrow embedding PS", "MB")
     seconds: float = option(2.0, "length of a window, 3 a job after 2 of warm-up", "S")
     only: str = only("scenarios")
-    group: tuple[int, ...] = option(
-        (1,),
-        "trainers that hold a replica together; 2 or more: by every plan, beside as many trainers alone",
-        "NUMBERS",
-    )
-    rank_link_mb: tuple[float, ...] = option((25.0,), "a member's link, MB/s in each direction", "MB")
-    edges: tuple[float, ...] = option(
-        (), "groups of two over a dense and a sparse edge, whose bytes take so many steps if it is dense", "STEPS"
-    )
-    virtual_hosts: bool = option(
-        False, "each server on a virtual host whose link the kernel limits (root, Linux; jobs/lab/cluster_on_hosts.sh)"
-    )
 
     def __post_init__(self) -> None:
         require(
             bool(self.trainers) and min(self.trainers) >= 1,
             f"--trainers must list positive numbers, got {self.trainers}",
         )
-        require(bool(self.group) and min(self.group) >= 1, f"--group must list positive numbers, got {self.group}")
-        require(bool(self.rank_link_mb), "--rank-link-mb must list speeds, got none")
-        for speed in self.rank_link_mb:
-            positive("--rank-link-mb", speed, SECONDS)
-        for steps in self.edges:
-            positive("--edges", steps, SECONDS)
-        for name in ("step_ms", "link_mb", "embedding_link_mb", "seconds"):
+        for name in ("step_ms", "link_mb", "seconds"):
             positive(f"--{name.replace('_', '-')}", getattr(self, name), SECONDS)
-        require(
-            not ((self.groups or self.edges) and self.virtual_hosts),
-            "--virtual-hosts puts all trainers on one host, so the kernel cannot limit the links between members of a "
-            "group: leave out --virtual-hosts, or --group and --edges",
-        )
-
-    @property
-    def groups(self) -> bool:
-        """Whether groups are asked for."""
-        return max(self.group) > 1
 
 
 @dataclass(frozen=True, kw_only=True)

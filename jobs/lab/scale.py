@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jobs.lab import restart_time
 from jobs.lab.options import ScaleOptions
-from ssmpi.bench.harness import data
+from ssmpi.bench import data
 from ssmpi.cluster.launch import launch
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files import atomic_file, log

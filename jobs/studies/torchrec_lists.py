@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssmpi.bench.harness import data
-from ssmpi.bench.harness.jobs import Jobs
-from ssmpi.bench.harness.plain_pytorch import Column, collated
-from ssmpi.bench.harness.reporting import say
-from ssmpi.bench.harness.rows import BatchSource
-from ssmpi.bench.harness.windows import Timing, median, spent
+from ssmpi.bench import data
+from ssmpi.bench.contenders import PYTORCH, SSMPI, TUNED, Contender
+from ssmpi.bench.jobs import Jobs
+from ssmpi.bench.plain_pytorch import BatchSource, Column, collated
+from ssmpi.bench.reporting import say
 from ssmpi.bench.throughput import contenders
-from ssmpi.bench.throughput.contenders import PYTORCH, SSMPI, TUNED, Contender
+from ssmpi.bench.windows import Timing, median, spent
 from ssmpi.config import Config, load
 from ssmpi.model import reference
 from ssmpi.model.initial import initial_vector

@@ -1,6 +1,6 @@
-"""``ssmpi bench``: speed compared with upper bounds and other programs (start at ``throughput.throughput``), scaling of
-algorithms on an emulated cluster (``cluster``), start and end of jobs with many ranks (``scale``), the cost of codecs
-(``compression``), losses of embedding PSs (``recovery.recovery``), grids of settings (``study.study``), and runs of
-several trainers in deterministic lockstep (``lockstep.lockstep``; studies of them: ``lockstep.study``). They share
-``options`` and ``harness``, and nothing else.
+"""``ssmpi bench``: what a user measures on a host of his own.
+
+Four commands: ``throughput`` (ssmpi beside upper bounds and plain PyTorch), ``preparation``, ``tables`` and
+``compression``; their options are in ``options``. The other files run measured jobs: ``jobs`` starts them, ``rank`` is
+one of their processes, ``windows`` reads the clock.
 """

@@ -19,9 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ssmpi.bench.harness import data, reporting, table_files
-from ssmpi.bench.harness.reporting import chosen, publish, say
+from ssmpi.bench import data, reporting, table_files
 from ssmpi.bench.options import PrepareOptions
+from ssmpi.bench.reporting import chosen, publish, say
 from ssmpi.data.schema import read_manifest
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.host.mpi_environment import PYTHON

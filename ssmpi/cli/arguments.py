@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi import __version__
+from ssmpi.bench import options
+from ssmpi.bench.options import add_options
 from ssmpi.cli import commands
-from ssmpi.cli.bench import add_benchmarks
-from ssmpi.cli.recovery_arguments import add_recovery_plan
-from ssmpi.cli.subcommand import add, add_run_file
 from ssmpi.runtime.files.run_files import DELTA, EXPORTS, REPORT
+from ssmpi.state.recovery.inputs import INPUTS
 
 if TYPE_CHECKING:
-    from ssmpi.cli.subcommand import Commands
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # has no public name
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,23 +78,12 @@ def add_plans(among: Commands) -> None:
     add_run_file(sub)
     sub.add_argument("--site", type=Path, help="site file: print what each node needs, refuse a run that cannot fit")
     sub.add_argument("--tables", type=Path, help="text file with the rows of each table, before data is prepared")
-    text = "predict speed by number of trainers, and the first bottleneck: needs --step-ms, --link-mb and prepared data"
-    sub.add_argument("--predict", action="store_true", help=text)
-    sub.add_argument(
-        "--trainers", metavar="NUMBERS", help=f"for --predict: numbers of trainers (default: {commands.TRAINERS})"
+    text = (
+        "add the speed that each part allows, and the slowest: time of a thread's step, as 'ssmpi bench throughput' has"
     )
-    sub.add_argument(
-        "--step-ms",
-        type=float,
-        metavar="MS",
-        help="for --predict: time of a thread's dense step, as 'ssmpi bench throughput' measures",
-    )
-    sub.add_argument(
-        "--link-mb",
-        type=float,
-        metavar="MB",
-        help="for --predict: bandwidth of every rank's link, per direction, in MB/s",
-    )
+    sub.add_argument("--step-ms", type=float, metavar="MS", help=text)
+    text = "for the same: bandwidth of every rank's link, per direction, in MB/s"
+    sub.add_argument("--link-mb", type=float, metavar="MB", help=text)
     add_recovery_plan(sub)
     text = "print versions, MPI library, cores and over-subscription, and test them for a second"
     sub = add(among, "doctor", commands.doctor, text, ranks=True)
@@ -163,3 +153,56 @@ def add_records(among: Commands) -> None:
         "runs", type=Path, nargs="+", metavar="RUN", help="run folder; the others are compared with the first"
     )
     sub.add_argument("--output", "--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")
+
+
+def add_benchmarks(among: Commands) -> None:
+    """``bench`` and its kinds."""
+    text = "measure ssmpi, its upper bounds and other programs"
+    kinds = among.add_parser("bench", help=text, description=text).add_subparsers(required=True, metavar="KIND")
+    text = "examples per second of all contenders, in turns, and where time goes"
+    sub = add(kinds, "throughput", commands.bench_throughput, text)
+    add_overrides(sub, "data and model (default: synthetic Criteo, Kaggle DLRM)", run_file=True)
+    add_options(sub, options.ThroughputOptions)
+    text = "what codecs cost and save: nanoseconds and bytes per entry"
+    add_options(add(kinds, "compression", commands.bench_compression, text), options.CompressionOptions)
+    text = "rows per core-second of ssmpi-prepare: criteo, table with CSV and Parquet"
+    add_options(add(kinds, "prepare", commands.bench_prepare, text), options.PrepareOptions)
+    text = "what dynamic tables cost beside static ones of the same rows: nanoseconds an id of pulls and pushes"
+    add_options(add(kinds, "tables", commands.bench_tables, text), options.TablesOptions)
+
+
+def add_recovery_plan(sub: argparse.ArgumentParser) -> None:
+    """``--recovery`` and its inputs."""
+    text = "print what full and partial recovery of a lost embedding PS would cost, each figure with its formula"
+    sub.add_argument("--recovery", action="store_true", help=text)
+    add_inputs(sub, "inputs of --recovery (defaults follow from table sizes, or are an example's)")
+
+
+def add_inputs(sub: argparse.ArgumentParser, title: str) -> None:
+    """The inputs of the policy."""
+    group = sub.add_argument_group(title)
+    for name, known in INPUTS.items():
+        unit = known.option.rpartition("-")[2].upper()
+        group.add_argument(known.option, dest=name, type=float, metavar=unit, help=f"{known.symbol}, {known.meaning}")
+
+
+def add(
+    among: Commands, name: str, command: Callable[[argparse.Namespace], int], text: str, *, ranks: bool = False
+) -> argparse.ArgumentParser:
+    """A command ``among`` others; ``ranks`` if it may be started under mpirun, as several processes."""
+    sub: argparse.ArgumentParser = among.add_parser(name, help=text, description=text, allow_abbrev=False)
+    sub.set_defaults(command=command, parser=sub, ranks=ranks)
+    return sub
+
+
+def add_run_file(sub: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """A run file and overrides."""
+    text = "TOML file of what differs from the defaults"
+    sub.add_argument("run_file", type=Path, nargs="?" if optional else None, help=text)
+    add_overrides(sub, "settings that override the file")
+
+
+def add_overrides(sub: argparse.ArgumentParser, text: str, *, run_file: bool = False) -> None:
+    """Settings, all optional; with ``run_file`` the first word may be a run file."""
+    words = f"{'[run.toml] ' * run_file}section.key=value"
+    sub.add_argument("overrides", nargs="*", default=(), metavar=words, help=text)

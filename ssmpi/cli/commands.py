@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.cli.options import listed
+from ssmpi.bench import options
+from ssmpi.bench.options import taken
 from ssmpi.runtime.errors import STOPPED, SettingsError, TopologyError
 from ssmpi.runtime.files import log
 from ssmpi.runtime.host.mpi_environment import make_segments_folder
@@ -23,11 +24,8 @@ from ssmpi.state.recovery.inputs import INPUTS
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
+    from ssmpi.embedding.placement import Placement
     from ssmpi.state.request import RunRequest
-
-
-PREDICTS = ("trainers", "step_ms", "link_mb")
-TRAINERS = "1,8,64,256"  # to predict for
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -139,10 +137,11 @@ def plan(arguments: argparse.Namespace) -> int:
     placement = placement_of(config, arguments.tables)
     features = planner.features_of(config, placement, known=not arguments.tables)
     config = config.over(features)  # the size of a row follows from the network
+    if arguments.step_ms is not None or arguments.link_mb is not None:
+        sections.append(speed(config, placement, arguments))
     if arguments.recovery:
         sections.append(recovery_plan.describe(config, inputs, placement))
-    if arguments.predict:
-        sections += [predicted(config, arguments), recovery_plan.by_nodes(config, inputs, placement)]
+        sections.append(recovery_plan.by_nodes(config, inputs, placement))
     print("\n\n".join(sections), flush=True)
     if not where and (misfit := memory_fit.why_not(config, features, placement, memory_limit())):
         raise TopologyError(misfit)
@@ -158,12 +157,9 @@ def settings(arguments: argparse.Namespace) -> int:
 
 
 def recovery_inputs(arguments: argparse.Namespace) -> dict[str, float]:
-    """The inputs that were given to ``--recovery`` or ``--predict``, by their names."""
-    for option in PREDICTS:
-        if getattr(arguments, option) is not None and not arguments.predict:
-            raise SettingsError(f"--{option.replace('_', '-')} is an input of --predict: add that")
+    """The inputs that were given to ``--recovery``, by their names."""
     given = given_inputs(arguments)
-    if given and not (arguments.recovery or arguments.predict):
+    if given and not arguments.recovery:
         raise SettingsError(f"{INPUTS[next(iter(given))].option} is an input of --recovery: add that")
     return given
 
@@ -173,21 +169,14 @@ def given_inputs(arguments: argparse.Namespace) -> dict[str, float]:
     return {name: value for name in INPUTS if (value := getattr(arguments, name)) is not None}
 
 
-def predicted(config: Config, arguments: argparse.Namespace) -> str:
-    """What ``--predict`` adds to a plan."""
-    from ssmpi.tools import forecast_text
-    from ssmpi.tools.forecast import LinkSpeeds
+def speed(config: Config, placement: Placement, arguments: argparse.Namespace) -> str:
+    """What ``--step-ms`` and ``--link-mb`` add to a plan."""
+    from ssmpi.tools.bottleneck import LinkSpeeds, estimate
 
     if arguments.step_ms is None or arguments.link_mb is None:
-        raise SettingsError("--predict needs --step-ms ('ssmpi bench throughput' measures it) and --link-mb")
-    if arguments.tables:
-        raise SettingsError("--predict samples batches of the prepared data: prepare it, and leave out --tables")
-    speed = 1e6 * arguments.link_mb
-    links = LinkSpeeds(speed, speed, speed)
-    group = config.topology.group
-    grouped = ",".join(str(group * replicas) for replicas in (1, 4, 32, 128))
-    trainers = listed("--trainers", arguments.trainers or (TRAINERS if group == 1 else grouped))
-    return forecast_text.describe(config, arguments.step_ms / 1e3, links, trainers)
+        raise SettingsError("--step-ms ('ssmpi bench throughput' measures it) and --link-mb belong together: give both")
+    link = 1e6 * arguments.link_mb
+    return estimate(config, placement, arguments.step_ms / 1e3, LinkSpeeds(link, link, link)).describe()
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -268,3 +257,44 @@ def report(arguments: argparse.Namespace) -> int:
         say(f"warning: {unlike}")
     print("\n".join(map(str, write(records, arguments.output))))
     return 2 if any(record.is_empty for record in records) else 0
+
+
+def run_file_of(words: list[str]) -> Path | None:
+    """Separate the run file, which may come before the overrides, from a command's words."""
+    return Path(words.pop(0)) if words and "=" not in words[0] else None
+
+
+def bench_throughput(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench throughput``."""
+    from ssmpi.bench import throughput as bench
+
+    given = taken(options.ThroughputOptions, arguments)
+    if given.names:
+        print("\n".join(bench.names(given)))
+    else:
+        bench.measure(given, run_file_of(arguments.overrides), arguments.overrides)
+    return 0
+
+
+def bench_compression(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench compression``."""
+    from ssmpi.bench import compression as bench
+
+    bench.measure(taken(options.CompressionOptions, arguments))
+    return 0
+
+
+def bench_prepare(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench prepare``."""
+    from ssmpi.bench import preparation as bench
+
+    bench.measure(taken(options.PrepareOptions, arguments))
+    return 0
+
+
+def bench_tables(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench tables``."""
+    from ssmpi.bench import tables as bench
+
+    bench.measure(taken(options.TablesOptions, arguments))
+    return 0

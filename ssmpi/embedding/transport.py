@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ class RemoteTables:
     """Tables on embedding PSs. Rows of PSs on this host are read and updated in place, others by messages.
 
     PeerError if ``embedding.transport`` requires shared memory and the rows of a PS cannot be mapped. ``sent`` counts
-    pushes by message; ``tracking`` is what PSs record about updates; ``may_save`` says whether PSs may save rows now.
+    pushes by message; ``tracking`` is what PSs record about updates.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class RemoteTables:
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
         self._traffic, self.tracking = conversation.meter.traffic, tracking
-        self.may_save: Callable[[], bool] = lambda: True
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
         self._sent = sent or SentPushes(servers=len(self._servers))
@@ -134,7 +133,7 @@ class RemoteTables:
         """Send every PS the number of samples of all trainers, which dates its incremental row saves, and whether to
         make such saves; returns the PSs' lines about saves since the last call. Does not wait for answers.
         """
-        return self._status.exchange(samples, saves_rows and self.may_save())
+        return self._status.exchange(samples, saves_rows)
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Send one request to each PS whose rows are not mapped; the replies are received where the lookup wants

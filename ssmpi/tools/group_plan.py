@@ -40,14 +40,14 @@ def _members(network: Network, places: Places, homes: Sequence[int]) -> Iterator
         by_place.setdefault(f"{place}", []).append(name + " (bf16)" * (name in places.rounded))
     for where, names in by_place.items():
         yield f"  {where}: {', '.join(names)}"
-    products = _products(network, places, homes)
+    products = products_of(network, places, homes)
     for member, own in enumerate(products):
         owned = floats_in(transform(network, places, member, homes[0]).owned.layout)
         share = own / max(1.0, sum(products))
         yield f"  member {member} computes {own:,.0f} products an example ({share:.0%}), owns {owned:,} parameters"
 
 
-def _products(network: Network, places: Places, homes: Sequence[int]) -> list[float]:
+def products_of(network: Network, places: Places, homes: Sequence[int]) -> list[float]:
     """Products an example by member, on average over the homes."""
     found = [0.0] * places.group
     for home in homes:

@@ -1,6 +1,4 @@
-"""``ssmpi plan --recovery``: what full and partial recovery of a lost embedding PS would cost a run, and which pays.
-``ssmpi plan --predict`` adds the overheads by number of nodes.
-"""
+"""``ssmpi plan --recovery``: what full and partial recovery of a lost embedding PS would cost a run, and which pays."""
 
 from __future__ import annotations
 
@@ -126,8 +124,6 @@ def _mode(config: Config, decided: str) -> list[str]:
 def by_nodes(config: Config, given: Mapping[str, float], placement: Placement) -> str:
     """Overheads of full and partial recovery for ``NODES``, if nodes fail independently of each other."""
     servers = config.topology.embedding_ps
-    if not servers:
-        return "overhead of recovery: not predicted, topology.embedding_ps = 0 keeps the tables in trainer 0"
     inputs, source = inputs_of_plan(config, given, placement).inputs, "default, an example's"
     if "mtbf_seconds" in given or config.recovery.mtbf_hours:
         name = INPUTS["mtbf_seconds"].option if "mtbf_seconds" in given else "recovery.mtbf_hours"
@@ -135,7 +131,7 @@ def by_nodes(config: Config, given: Mapping[str, float], placement: Placement) -
     node = duration(inputs.mtbf_seconds * servers)
     lines = [
         "overhead of recovery, nodes with an embedding PS each that fail independently of each other:",
-        f"  T_fail = {node} / nodes ({source}); the other inputs as --recovery states them",
+        f"  T_fail = {node} / nodes ({source}); the other inputs as above",
         "",
         "     nodes      T_fail   full: T_save   overhead   partial: T_save   overhead        PLS   pays",
     ]

@@ -7,8 +7,8 @@ import pytest
 
 from jobs.lab import options
 from jobs.lab.__main__ import parser
+from ssmpi.bench.options import taken
 from ssmpi.cli import main, parse_overrides
-from ssmpi.cli.options import taken
 
 KINDS = {
     "cluster": (options.ClusterOptions, ()),

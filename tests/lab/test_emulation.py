@@ -4,34 +4,11 @@ back what it should."""
 import json
 
 import pytest
-import virtual_hosts
 from laboratory import lab
 
-NO_KERNEL = virtual_hosts.missing()
-KERNEL = pytest.param(
-    ("--virtual-hosts",),
-    marks=[
-        pytest.mark.skipif(bool(NO_KERNEL), reason=f"NO LINKS SHAPED BY THE KERNEL: {NO_KERNEL}"),
-        pytest.mark.soak,
-    ],
-)
 
-
-@pytest.mark.parametrize("where", [(), KERNEL], ids=["buckets", "kernel"])
-def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data, where):
-    arguments = (
-        *where,
-        "--trainers",
-        "2",
-        "--only",
-        "EASGD-5, 1",
-        "--seconds",
-        "1",
-        "--link-mb",
-        "1",
-        "--folder",
-        tmp_path,
-    )
+def test_a_job_is_measured_and_predicted(tmp_path, small_data):
+    arguments = ("--trainers", "2", "--only", "EASGD-5, 1", "--seconds", "1", "--link-mb", "1", "--folder", tmp_path)
     words = (f"data.folder={small_data}", "data.block_rows=512")
     finished = lab("cluster", *words, *arguments).check()
     report = json.loads((tmp_path / "cluster.json").read_text())
@@ -43,17 +20,4 @@ def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data, wher
     assert 0.5 < row["eps"] / row["predicted_eps"] < 1.5
     assert row["gap"] == pytest.approx(5, abs=1), "iterations from round to round, as counted"
     assert "Emulated on one host" in finished.out
-    assert ("virtual host" in finished.out) == bool(where)
     assert (tmp_path / "cluster.txt").read_text() == finished.out
-
-
-def test_members_of_a_group_train_behind_their_links(tmp_path, small_data):
-    """No machine is quick enough for more than the links carry: lanes wait for 0.95 MB in either direction."""
-    words = (f"data.folder={small_data}", "data.block_rows=512", "data.batch_size=32")
-    arguments = ("--group", "2", "--trainers", "2", "--only", "data", "--seconds", "0.6", "--rank-link-mb", "10")
-    finished = lab("cluster", *words, *arguments, "--folder", tmp_path).check()
-    (row,) = json.loads((tmp_path / "cluster.json").read_text())["rows"]
-    alone = 2 * 32 / (0.05 + 4 * 475_985 / 10e6)  # without what the messages of one lane wait for those of the other
-    assert 0.9 * alone < row["predicted_eps"] <= alone
-    assert 0 < row["eps"] / row["predicted_eps"] < 1.5
-    assert "groups of 2, data, 10 MB/s" in finished.out

@@ -19,7 +19,7 @@ from jobs.lab.recovery import recovery, table
 from jobs.lab.recovery.emulation import Loss, RecoveryEmulation, SavingStrategy, schedule
 from jobs.lab.recovery.recovery import NO_LOSS, strategies
 from jobs.lab.recovery.training import Training
-from ssmpi.bench.harness import data
+from ssmpi.bench import data
 from ssmpi.cli import main
 from ssmpi.config import load
 from ssmpi.embedding.trackers import largest_tables

@@ -6,11 +6,11 @@ import math
 import pytest
 from ranks import ssmpi
 
-from ssmpi.bench.harness.reporting import cores
-from ssmpi.bench.throughput.contenders import grid
+from ssmpi.bench.contenders import grid
+from ssmpi.bench.reporting import cores
 
 
-@pytest.mark.timeout(630)  # it starts eight jobs, one after the other
+@pytest.mark.timeout(630)  # it starts four jobs, one after the other
 def test_the_short_benchmark_measures_every_contender(tmp_path):
     words = ("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path)
     finished = ssmpi(*words, timeout=600).check()
@@ -37,17 +37,6 @@ def test_the_short_benchmark_measures_every_contender(tmp_path):
     assert math.isclose(sum(stages["embedding_ps"].values()), 1.0)
     for turns in report["sections"]["bare"].values():
         assert turns["ratio"] > 0
-    (frontier,) = report["sections"]["shadow"].values()
-    as_shipped, hot = frontier["points"]
-    assert (as_shipped["cpu_share"], hot["cpu_share"]) == (0, 1)
-    assert hot["ratio"] > 0
-    assert 0 < hot["gap"] < math.inf
-    assert hot["wall_ms"] > 0
-    (gil,) = report["sections"]["gil"].values()
-    if "missing" in gil:  # a machine may forbid looking at other processes, but then the report must say so
-        assert f"!!! {gil['missing']}" in finished.out
-    else:
-        assert 0 <= gil["holding"] <= 2 * gil["samples"], gil
     assert "mpi_library" in report["header"]
 
     assert (tmp_path / "throughput.txt").read_text() == finished.out

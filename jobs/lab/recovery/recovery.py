@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.lab.options import EmulationOptions
 from jobs.lab.recovery import table
-from ssmpi.bench.harness import data, reporting
-from ssmpi.bench.harness.reporting import chosen, plain, publish, say
+from ssmpi.bench import data, reporting
+from ssmpi.bench.reporting import chosen, plain, publish, say
 from ssmpi.config import Config, load
 from ssmpi.data.schema import read_manifest
 from ssmpi.runtime.errors import DataError, SettingsError

@@ -17,25 +17,26 @@ import pytest
 import torch
 from datasets import LIST_CARDINALITIES, make_lists_dataset
 
-from ssmpi.bench.harness import (
+from ssmpi.bench import (
+    contenders,
     data,
     dense,
-    gil,
+    jobs,
     loop,
     plain_pytorch,
     probes,
     process_usage,
+    render,
     reporting,
-    results,
+    sections,
     stages,
+    throughput,
     windows,
 )
-from ssmpi.bench.harness.loop import TickingPace
-from ssmpi.bench.harness.probes import PriorityProbe
-from ssmpi.bench.harness.rows import BatchSource
-from ssmpi.bench.harness.windows import Ticks, Timing
-from ssmpi.bench.throughput import contenders, groups, lock, render, sections, throughput, turns
-from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, TUNED, Contender
+from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI, TUNED, Contender
+from ssmpi.bench.loop import TickingPace
+from ssmpi.bench.plain_pytorch import BatchSource
+from ssmpi.bench.windows import Ticks, Timing
 from ssmpi.cli import main
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches_in
@@ -43,8 +44,6 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
-from ssmpi.embedding.trackers import NOTHING, Tracking
-from ssmpi.embedding.transport import RemoteTables
 from ssmpi.model import reference, zoo
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
@@ -53,7 +52,7 @@ from ssmpi.model.replica import Replica, ThreadModel
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.mpi.service import request_tag
 from ssmpi.runtime.topology import Role
-from ssmpi.sync.pace import Pace, Shadow
+from ssmpi.sync.pace import Pace
 from ssmpi.train import hogwild
 
 CORES = 2
@@ -193,47 +192,11 @@ def test_the_other_way_runs_in_the_second_and_third_of_four_windows():
         False
     ] * 2
     assert not probes.others_window((), 1.0)
-    assert [probes.end_of_others_turn(edges, now) for now in asked] == [
-        9.9, 10.0, 10.9, 13.0, 13.0, 13.0, 14.5, 16.0, 16.0, 99.0,
-    ]  # fmt: skip
 
 
-class StubExchange:
-    """Counts rounds as an exchange does."""
-
-    def __init__(self, members=1):
-        self.members, self.tally = members, (0, 0.0)
-
-    def count(self, seconds):
-        self.tally = self.tally[0] + 1, self.tally[1] + seconds
-
-
-def probed(pace=None, exchange=None, shares=(), ticks=None):
-    """What a probe works with, of a trainer without a job; its clock is ``pace``."""
-    trainer = SimpleNamespace(pace=pace, synchronizers=[SimpleNamespace(exchange=exchange)])
-    return probes.Probed(trainer, None, TickingPace(Pace(), ticks or Ticks(1)), shares)
-
-
-def test_rounds_pause_in_the_other_windows_and_are_not_timed_there(monkeypatch):
-    now, began = [0.25], []
-    monkeypatch.setattr(probes, "clock", lambda: now[0])
-    monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    exchange = StubExchange()
-    shadow = Shadow([None], 0.5, None)
-    given = probed(shadow, exchange)
-    probe = probes.ShadowProbe(given)
-    probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
-    for _ in range(4):
-        shadow.before_round()
-        began.append(now[0])
-        now[0] += 0.5
-        exchange.count(0.5)
-    assert began == pytest.approx([0.25, 0.75, 3.0, 3.5])  # the second ends at 1.25, when a rest has begun
-    now[0] = 1.5
-    given.pace.thread_done(0)  # no more data: the other trainers must not wait until the rest is over
-    shadow.before_round()
-    assert now[0] == 1.5
-    assert probe.read() == pytest.approx({"rounds/timed": 3.0, "rounds/timed_seconds": 1.5})
+def probed(ticks):
+    """What a probe works with, of a trainer without a job."""
+    return probes.Probed(None, None, TickingPace(Pace(), ticks))
 
 
 def test_other_threads_pause_in_the_other_windows_uncounted(monkeypatch):
@@ -249,10 +212,9 @@ def test_other_threads_pause_in_the_other_windows_uncounted(monkeypatch):
 
 def test_rounds_cost_the_mean_ratio_of_windows_with_and_without():
     rates = [9, 10, 10, 9, 11, 10, 10, 11, 8]
-    found = turns.on_over_off({"eps": rates, "interrupted": [False] * 9, "rounds": 6.0, "seconds": 3.0})
+    found = sections.on_over_off({"eps": rates, "interrupted": [False] * 9})
     assert found["ratio"] == pytest.approx(1.0)
     assert found["error"] == pytest.approx(0.1)
-    assert found["rounds_per_second"] == 2.0
 
 
 @pytest.mark.parametrize(("ends", "ratio"), [((), 1.0), ((1,), 1.1), ((6,), 0.9), ((8,), 1.0), ((1, 6), 1.0)])
@@ -263,168 +225,25 @@ def test_windows_in_which_a_pass_ended_do_not_count(ends, ratio):
         "rounds": 0,
         "seconds": 1,
     }
-    assert turns.on_over_off(job)["ratio"] == pytest.approx(ratio)
-
-
-# Two trainers at batch 10; windows of half a second: on, off, off, on. Growth of both trainers' counters together.
-FRONTIER_JOB = {
-    "eps": [90.0, 100.0, 100.0, 110.0],
-    "interrupted": [False] * 4,
-    "seconds": 2.0,
-    "rounds": 2.5,
-    "growth": {
-        "cpu/workers": [9.0] * 4,
-        "cpu/shadow": [0.010, 0.001, 0.001, 0.012],
-        "cpu/sync_ps": [0.006, 0.002, 0.003, 0.004],
-        "rounds/all": [2.0, 1.0, 0.0, 2.0],
-        "rounds/timed": [1.0, 0.0, 0.0, 2.0],
-        "rounds/timed_seconds": [0.002, 0.0, 0.0, 0.013],
-    },
-}
-
-
-def test_a_point_of_the_frontier_has_the_gap_and_cost_of_a_trainers_round():
-    found = turns.point(FRONTIER_JOB, 10, 0.02, [0])
-    assert found["cpu_share"] == 0.02
-    assert found["ratio"] == pytest.approx(1.0)
-    assert found["gap"] == pytest.approx((90 + 110) * 0.5 / 10 / 5)  # iterations of both trainers by their rounds
-    assert found["cpu_ms"] == pytest.approx(1e3 * (0.032 - 0.007) / 5)  # what resting costs too is taken off
-    assert found["wall_ms"] == pytest.approx(5.0)
-
-
-def test_a_point_without_rounds_has_neither_gap_nor_cost():
-    growth = {name: [0.0] * 4 for name in FRONTIER_JOB["growth"]}
-    found = turns.point({**FRONTIER_JOB, "growth": growth}, 10, 0.0, [0])
-    assert (found["gap"], found["cpu_ms"], found["wall_ms"]) == (None, None, None)
-    ended = {
-        **FRONTIER_JOB["growth"],
-        "cpu/shadow": [0.01, 0.0, 0.0, -3.0],
-    }  # the shadow thread's own count is gone with it
-    assert turns.point({**FRONTIER_JOB, "growth": ended}, 10, 0.0, [0])["cpu_ms"] is None
-    assert render.point("x", found)[2:] == ("-", "1.000", "nan", "-", "-")
-
-
-def test_a_point_leaves_out_fours_in_which_a_pass_ended():
-    growth = {name: [*values, 7.0, 7.0, -7.0, 7.0] for name, values in FRONTIER_JOB["growth"].items()}
-    longer = {
-        "eps": [90.0, 100.0, 100.0, 110.0, 1.0, 1.0, 1.0, 1.0],
-        "interrupted": [False] * 6 + [True, False],
-        "seconds": 4.0,
-    }
-    job = {**FRONTIER_JOB, **longer, "growth": growth}
-    found = turns.point(job, 10, 0.02, turns.fours(job))
-    expected = turns.point(FRONTIER_JOB, 10, 0.02, [0])
-    assert {**found, "error": 0} == {**expected, "error": 0}
-
-
-def test_each_share_has_an_equal_part_of_the_fours():
-    """The probe and the arithmetic agree on which, also at the edges and after the end."""
-    edges = [10.0 + k for k in range(25)]
-    job = {**FRONTIER_JOB, "eps": [1.0] * 24, "interrupted": [k == 9 for k in range(24)]}
-    assert [turns.fours(job, part, 3) for part in range(3)] == [[0, 4], [12], [16, 20]]
-    for part in range(3):
-        inside = [edges[k] + 0.5 for first in turns.fours(job, part, 3) for k in range(first, first + 4)]
-        assert {probes.share_of(edges, now, 3) for now in inside} == {part}
-    assert [probes.share_of(edges, now, 3) for now in (0.0, 10.0, 17.9, 18.0, 34.0, 99.0)] == [0, 0, 0, 1, 2, 2]
-    assert probes.share_of((), 5.0, 3) == 0
-
-
-def test_the_shadow_works_at_the_share_of_the_window(monkeypatch):
-    """0 is what the topology gives; a leader has the shares of all its team."""
-    now, seen = [0.0], []
-    monkeypatch.setattr(probes, "clock", lambda: now[0])
-    monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    shadow = Shadow([None], 0.02, None)
-    probes.ShadowProbe(probed(shadow, StubExchange(2), (0.0, 0.1, 1.0))).begin([float(k) for k in range(13)])
-    for moment in (0.5, 3.5, 4.5, 7.5, 8.5, 11.5):
-        now[0] = moment
-        shadow.before_round()
-        seen.append(shadow.cpu_share)
-    assert seen == [0.02, 0.02, 0.2, 0.2, 1.0, 1.0]
-
-
-def test_the_shadow_asks_before_each_round():
-    """What the probe relies on: the thread runs no round while ``before_round`` keeps it."""
-    told, free = [], threading.Event()
-    exchange = SimpleNamespace(begin=lambda: None, end=lambda: None, needed=False)
-    synchronizer = SimpleNamespace(
-        exchange=exchange, round=lambda: told.append("round"), close=lambda: told.append("close")
-    )
-
-    def start(name, body):
-        thread = threading.Thread(target=body, daemon=True)
-        thread.start()
-        return thread
-
-    shadow = Shadow([synchronizer], 1.0, start)
-    asked = threading.Event()
-    shadow.before_round = lambda: (asked.set(), free.wait(20))
-    shadow.begin()
-    assert asked.wait(20)
-    assert told == []
-    free.set()
-    shadow.end()
-    assert told[0] == "round"
-    assert told[-1] == "close"
+    assert sections.on_over_off(job)["ratio"] == pytest.approx(ratio)
 
 
 def test_windows_in_which_a_starved_host_did_nothing_say_nothing():
     job = {"eps": [1.0, 0.0, 0.0, 1.0, 9.0, 10.0, 10.0, 9.0], "interrupted": [False] * 8, "rounds": 0, "seconds": 1}
-    assert turns.on_over_off(job)["ratio"] == 0.9
-    assert math.isnan(turns.on_over_off(job, [0])["ratio"])
-
-
-def points(*pairs):
-    return [
-        {"cpu_share": k / 10, "ratio": ratio, "error": 0.004, "gap": gap, "cpu_ms": 1.5, "wall_ms": 2.5}
-        for k, (gap, ratio) in enumerate(pairs)
-    ]
-
-
-def test_what_a_round_costs_is_fitted_to_all_points_that_rest():
-    """A tenth of an iteration a round: by hand, by numpy's weighted fit, and without points."""
-    exact = points(*((gap, 1 / (1 + 0.1 / gap)) for gap in (8.0, 4.0, 2.0)), (0.02, 0.5), (None, 1.0))
-    cost = turns.cost_of_a_round(exact)
-    assert (cost["iterations"], cost["gap"]) == pytest.approx((0.1, 4.9))
-    noisy = points((8.0, 0.97), (4.0, 0.99), (1.0, 0.9))
-    ratios, per_gap = np.array([p["ratio"] for p in noisy]), np.array([1 / p["gap"] for p in noisy])
-    weights = ratios**2 / 0.004  # numpy wants the inverse of a standard error
-    fit, squares, *_ = np.linalg.lstsq((per_gap * weights)[:, None], (1 / ratios - 1) * weights, rcond=None)
-    cost = turns.cost_of_a_round(noisy)
-    assert cost["iterations"] == pytest.approx(fit[0])
-    error = 1 / np.linalg.norm(per_gap * weights)
-    assert squares[0] > 2  # they scatter more than their errors allow
-    assert cost["error"] == pytest.approx(error * (squares[0] / 2) ** 0.5)
-    assert turns.cost_of_a_round(exact)["error"] == pytest.approx(0.004 / np.linalg.norm([1 / 8, 1 / 4, 1 / 2]), 0.1)
-    assert turns.cost_of_a_round(points((None, 1.0), (0.02, 0.5)))["gap"] == math.inf
-
-
-def test_the_frontier_is_a_table():
-    found = {"ssmpi 2x1 ma, 128, fp32": {"algorithm": "ma", "batch": 128, "points": points((124.0, 0.99), (0.7, 0.65))}}
-    lines = [line.split() for line in render.shadow(found).splitlines()]
-    assert lines[1][5:] == ["as", "shipped", "124.00", "0.990", "0.004", "1.50", "2.50"]
-    assert lines[2] == ["0.1", "0.70", "0.650", "0.004", "1.50", "2.50"]
-    assert lines[-1][5:] == ["1.253", "0.506", "61.374", "24.797"]
-
-
-def test_growth_is_counted_by_window_under_whole_names():
-    readings = [
-        {"cpu/a": 1.0, "rss/a": 5.0},
-        {"cpu/a": 1.5, "rss/a": 6.0, "rounds/all": 2.0},
-        {"cpu/a": 3.5, "rounds/all": 5.0},
-    ]
-    assert windows.spent_by_window(readings, ("cpu", "rounds")) == {"cpu/a": [0.5, 2.0], "rounds/all": [2.0, 3.0]}
+    assert sections.on_over_off(job)["ratio"] == 0.9
+    starved = {name: values[:4] for name, values in job.items() if name in ("eps", "interrupted")}
+    assert math.isnan(sections.on_over_off(starved)["ratio"])
 
 
 def test_trainers_of_a_job_are_put_together():
-    reading = {"cpu/workers": 1.0, "rounds/all": 0.0, "host/busy": 4.0, "rss/trainer 0": 7.0}
-    later = {"cpu/workers": 3.0, "rounds/all": 5.0, "host/busy": 9.0, "rss/trainer 0": 8.0}
-    one = {**results.of_trainer([0.0, 2.0], [reading, later], {}), "eps": [10.0], "interrupted": [False]}
+    reading = {"cpu/workers": 1.0, "rounds/all": 0.0, "rounds/seconds": 1.0, "host/busy": 4.0, "rss/trainer 0": 7.0}
+    later = {"cpu/workers": 3.0, "rounds/all": 5.0, "rounds/seconds": 1.5, "host/busy": 9.0, "rss/trainer 0": 8.0}
+    one = {**jobs.of_trainer([0.0, 2.0], [reading, later]), "eps": [10.0], "interrupted": [False]}
     other = {**one, "eps": [20.0], "interrupted": [True], "rounds": 6.0, "rss": {"trainer 1": [1.0, 2.0]}}
-    found = results.together([one, other])
+    found = jobs.together([one, other])
     assert (found["eps"], found["interrupted"], found["seconds"], found["rounds"]) == ([30.0], [True], 2.0, 5.5)
     assert found["cpu"] == {"workers": 4.0}
-    assert found["growth"] == {"cpu/workers": [4.0], "rounds/all": [10.0]}
+    assert found["round_seconds"] == 1.0
     assert found["rss"] == {"trainer 0": [7.0, 8.0], "trainer 1": [1.0, 2.0]}
     assert found["host"] == {"busy": 5.0}
 
@@ -664,7 +483,6 @@ def test_all_processes_of_a_contender_start_at_one_time():
 
 
 def test_what_is_missing_is_said_loudly():
-    assert "!!! not measured" in render.gil({"ssmpi": {"missing": "not measured"}})
     assert render.half({"missing": "not measured"}) == "!!! not measured"
 
 
@@ -672,6 +490,7 @@ def test_cores_by_part_and_those_that_others_took():
     visit = {
         "eps": [10.0, 30.0],
         "seconds": 2.0,
+        "rounds": 0.0,
         "cpu": {"workers": 3.0, "shadow": 0.2},
         "host": {"busy": 4.0},
         "rss": {},
@@ -752,96 +571,6 @@ def test_a_servers_time_is_charged_to_what_the_message_asked_for(monkeypatch):
     assert spent == {"gather and reply": 10.0, "idle": 1.0 + 20.0 + 1.0, "update": 3.0, "other": 0.0, "receive": 3.0}
 
 
-def test_samples_of_the_gil_are_those_of_the_workers_loop():
-    stacks = [
-        "run (threading.py:975);hogwild (train.py:44);step (optim.py:49) 12",
-        "hogwild (ssmpi/train.py:45) 3",
-        "help_lane (ssmpi/train.py:58) 5",
-        "run (ssmpi/runtime/mpi/mover.py:51) 2",
-        "poll (failure.py:1) 9",
-    ]
-    assert gil.count(stacks, gil.LOOP) == 15
-    assert gil.count(stacks, gil.LOOP, *gil.HELPING) == 22  # for it
-
-
-def test_share_of_the_gil_is_samples_that_hold_it_of_all(tmp_path, monkeypatch):
-    """A stand-in for py-spy records as many samples as it is asked for, and a quarter of them where they hold it."""
-    spy = tmp_path / "py-spy"
-    spy.write_text(
-        """#!/bin/bash
-while [ $# -gt 0 ]; do
-  case $1 in --output) out=$2 ;; --rate) rate=$2 ;; --duration) seconds=$2 ;; --gil) of=4 ;; esac
-  shift
-done
-echo "run (a.py:1);hogwild (train.py:44) $((rate * seconds / ${of:-1}))" > "$out"
-"""
-    )
-    spy.chmod(0o755)
-    monkeypatch.setattr(gil, "find", lambda: str(spy))
-    asked = []
-
-    def job(contender, kind, timing):
-        asked.append((kind, timing.seconds))
-        return {"seen": gil.sample(1, 4 * timing.seconds)}
-
-    found = lock.gil_share(SimpleNamespace(job=job, short=True, timing=Timing(1.0, 1.0, 1)))
-    assert [each["share"] for each in found.values()] == [0.25]
-    assert asked == [("gil", 1.0)]
-
-
-def test_a_group_is_compared_with_its_trainers_apart_round_by_round(capsys):
-    """Each round begins with another job, after one that compiles and does not count; CPU seconds of all ranks."""
-    asked, group = [], groups.by_plan(128, ["auto"])[0]
-    rates = {group: [[0.0], [30.0, 20.0, 10.0], [40.0], [50.0]], groups.apart(group): [[40.0], [50.0], [50.0]]}
-
-    def job(contender, probe, timing):
-        asked.append(contender)
-        cpu = {"workers": 3.0, "mover": 1.0} if contender.plan else {"workers": 4.0, "embedding_ps": 1.0}
-        return {"eps": rates[contender].pop(0), "cpu": cpu, "seconds": 2.0}
-
-    found = groups.in_rounds(SimpleNamespace(job=job, rounds=3, timing=Timing()), [group])
-    assert asked[1] == asked[3] != asked[5]
-    (each,) = found.values()
-    assert each["ratios"] == pytest.approx([0.5, 0.8, 1.0])
-    assert each["ratio"] == pytest.approx(0.8)
-    assert each["by_cpu"] == pytest.approx(0.8 * 5 / 4)
-    assert each["eps"] == (40.0, 50.0)
-    assert each["cores"] == {"workers": (1.5, 2.0), "mover": (0.5, 0.0), "embedding_ps": (0.0, 0.5)}
-    words = render.groups(found).splitlines()[1].replace(group.name, "").split()
-    assert words == [
-        "0.800",
-        "0.500",
-        "1.000",
-        "1.000",
-        "40",
-        "50",
-        "1.50",
-        "0.50",
-        "0.00",
-        "0.00",
-        "2.00",
-        "0.50",
-        "0.00",
-    ]
-
-
-def test_a_contender_may_be_a_group_by_a_plan_or_by_rules(config_of):
-    group = groups.by_plan(64, ["messages"])[0]
-    config = config_of(group)
-    assert (config.topology.group, config.hierarchy.plan, config.hierarchy.transport) == (2, "data", "messages")
-    rounded = groups.rounded(dataclasses.replace(group, plan="columns"), config.network)
-    assert "columns" in str(config_of(rounded).places.of["top.0"])
-    assert config_of(rounded).places.rounded == {operator.name for operator in config.network.operators}
-    by_halves = config_of(dataclasses.replace(group, plan="halves", rules=groups.halves(config.network)))
-    assert [str(place) for place in by_halves.places.of.values()] == ["member 0"] * 4 + ["member 1"] * 4
-    towers = dataclasses.replace(group, network="dlrm_towers", plan="towers", rules=groups.TOWERS)
-    found = config_of(towers).places.of
-    assert {str(found[name]) for name in found if name.startswith("tower1.")} == {"member 1"}
-    assert {str(found[name]) for name in ("bottom", "pairs", "pairs.0", "logit")} == {"home"}
-    assert len({each.name for each in (group, rounded, groups.apart(group))}) == 3
-    assert config_of(groups.apart(group)).topology.group == 1
-
-
 def test_threads_are_counted_by_what_they_are(monkeypatch):
     names = ["worker 0", "helper 1", "shadow", "mover", "meter"]
     there = [SimpleNamespace(native_id=k, name=name) for k, name in enumerate(names)]
@@ -850,11 +579,6 @@ def test_threads_are_counted_by_what_they_are(monkeypatch):
     monkeypatch.setattr(process_usage, "_cpu", lambda place: 11111.0 + 0.5)  # an ended thread's too
     expected = {"cpu/workers": 11.5, "cpu/shadow": 100.0, "cpu/mover": 1000.0, "cpu/supervision": 10000.0}
     assert process_usage.own_cpu() == pytest.approx(expected)
-
-
-def test_a_profiler_that_may_not_look_is_a_finding_not_an_end(monkeypatch):
-    monkeypatch.setattr(gil, "find", lambda: "/bin/false")
-    assert "returned non-zero exit status" in gil.sample(1, 0.1)["failed"]
 
 
 def test_a_fresh_process_returns_its_result_and_its_exception(tmp_path, monkeypatch):
@@ -886,9 +610,7 @@ def test_steps_repeat_until_the_windows_are_over():
 
 
 def test_the_benchmark_itself_needs_neither_mpi_nor_torch():
-    code = (
-        "import sys, ssmpi.bench.throughput.throughput; sys.exit('mpi4py.MPI' in sys.modules or 'torch' in sys.modules)"
-    )
+    code = "import sys, ssmpi.bench.throughput; sys.exit('mpi4py.MPI' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -907,8 +629,8 @@ def bench(*arguments):
 @pytest.mark.parametrize(
     ("pattern", "close"),
     [
-        ("shadows", "'shadow'"),
-        ("zzz|group_lock", "'group lock'"),
+        ("threadss", "'threads'"),
+        ("zzz|network", "'networks'"),
         ("ssmpi*1x1 nome", "'ssmpi 1x1 none, 128, fp32'"),
         ("PyTorch", "'pytorch 2t, 128, fp32'"),
     ],
@@ -922,12 +644,12 @@ def test_a_pattern_that_selects_nothing_is_answered_with_a_few_names(tmp_path, c
     assert not (tmp_path / "made").exists()
     assert "; 'ssmpi bench throughput --names' prints all" in error
     assert bench("--names") == 0
-    assert {close.strip("'"), "gil", "memory"} <= set(capsys.readouterr().out.splitlines())
+    assert {close.strip("'"), "stages", "threads"} <= set(capsys.readouterr().out.splitlines())
 
 
 def test_names_are_those_that_would_be_measured(tmp_path, capsys):
-    assert bench("--folder", str(tmp_path / "made"), "--short", "--only", "gemm|gil|half", "--names") == 0
-    assert capsys.readouterr().out.splitlines() == [f"gemm {reporting.cores()}t, 128, fp32", "gil"]
+    assert bench("--folder", str(tmp_path / "made"), "--short", "--only", "gemm|stages|half", "--names") == 0
+    assert capsys.readouterr().out.splitlines() == [f"gemm {reporting.cores()}t, 128, fp32", "stages"]
     assert not (tmp_path / "made").exists()
 
 
@@ -960,7 +682,7 @@ def test_results_are_json_that_every_reader_takes(tmp_path, capsys):
 
 def test_other_programs_are_compared_with_ssmpi_on_as_many_threads():
     ours, tuned, single = Contender(SSMPI, 128, 2), Contender(TUNED, 128, 2), Contender(BARE, 128, 1)
-    visit = {"seconds": 1.0, "cpu": {"process": 1.0}, "host": {"busy": 1.0}, "rss": {}}
+    visit = {"seconds": 1.0, "rounds": 0.0, "cpu": {"process": 1.0}, "host": {"busy": 1.0}, "rss": {}}
     rates = {ours: 60.0, tuned: 40.0, single: 30.0}
     found = {c.name: throughput.figures(c, [{**visit, "eps": [rate]}]) for c, rate in rates.items()}
     assert [render.over(figures, found) for figures in found.values()] == ["-", "1.50", "-"]
@@ -970,20 +692,3 @@ def test_other_programs_are_compared_with_ssmpi_on_as_many_threads():
 
 def test_the_median_of_nothing_is_not_a_number():
     assert math.isnan(windows.median([]))
-
-
-def test_the_other_way_counts_nothing_and_begins_no_save(monkeypatch):
-    """The priority probe: one, other, other, one; PSs that may not save are told so."""
-    counting, told = Tracking("mfu", 0.5), []
-    transport = RemoteTables.__new__(RemoteTables)
-    transport.tracking = counting
-    transport._status = SimpleNamespace(exchange=lambda samples, saves_rows: told.append(saves_rows))
-    given = probed()
-    given.trainer.tables = SimpleNamespace(transport=transport)
-    PriorityProbe(given).begin([0.0, 1.0, 2.0, 3.0, 4.0])
-    for now in (0.5, 1.5, 2.5, 3.5):
-        monkeypatch.setattr(probes, "clock", lambda now=now: now)
-        given.pace.after_step(0)
-        told.append(transport.tracking)
-        transport.exchange_status(7)
-    assert told == [counting, True, NOTHING, False, NOTHING, False, counting, True]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ssmpi.bench import options
+from ssmpi.bench.options import taken
 from ssmpi.cli import main, parse_overrides
 from ssmpi.cli.arguments import parser
-from ssmpi.cli.options import taken
 
 KINDS = {
     "throughput": options.ThroughputOptions,
@@ -27,15 +27,14 @@ def test_without_options_the_defaults_hold(kind):
 
 
 def test_values_have_the_type_of_their_field():
-    found = given("throughput", "--batch", "128,2048", "--shares", "0.01,1", "--folder", "out", "--short")
-    assert (found.batch, found.shares, found.folder, found.short) == ((128, 2048), (0.01, 1.0), Path("out"), True)
+    found = given("throughput", "--batch", "128,2048", "--folder", "out", "--short")
+    assert (found.batch, found.folder, found.short) == ((128, 2048), Path("out"), True)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("tables", "--batch", "1;2"), "--batch takes a comma-separated list of integers, got '1;2'"),
-        (("throughput", "--shares", "x"), "--shares takes a comma-separated list of numbers, got 'x'"),
         (("throughput", "--rounds", "0"), "--rounds must be at least 1"),
     ],
 )

@@ -69,8 +69,6 @@ def test_only_what_is_required_is_called_so(capsys, words):
         (("launch", "run.toml", "--site", "run"), "run: a folder, not a site file\n"),
         (("launch", "--resume", "run.toml"), "run.toml: a file; --resume takes a run folder"),
         (("launch", "--resume", "run", "run.folder=b"), "--resume run is the run's folder: leave run.folder=... out\n"),
-        (("plan", "run.toml", "--step-ms", "1"), "--step-ms is an input of --predict: add that\n"),
-        (("plan", "run.toml", "--trainers", "1,2"), "--trainers is an input of --predict: add that\n"),
         (("launch", "latin.toml"), "latin.toml: not UTF-8 text at byte 2: save it as UTF-8\n"),
         (("launch", "run.toml", "run.toml"), "override 'run.toml' is not of the form section.key=value; there can be"),
     ],

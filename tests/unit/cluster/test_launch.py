@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi.bench.harness import jobs
+from ssmpi.bench import jobs
 from ssmpi.cluster import child_process, hosts, launch, stop_signals
 from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.site import Launcher, Node, Site
@@ -92,7 +92,7 @@ def test_a_measured_job_ends_with_the_benchmark_that_is_told_to_end(tmp_path):
     """SIGTERM, as from a batch system or ``timeout``: the job and its session folder would else stay."""
     job = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
     script = (
-        "import sys, pathlib; from ssmpi.bench.harness.jobs import finish\n"
+        "import sys, pathlib; from ssmpi.bench.jobs import finish\n"
         f"finish([sys.executable, '-c', {job!r}], pathlib.Path({str(tmp_path / 'said')!r}), 60, {{}})"
     )
     bench = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)})
@@ -118,7 +118,7 @@ STARTS = {
         "from ssmpi.cluster import launch; from ssmpi.cluster.stop_signals import StopSignals\n"
         "launch.supervise(line, {}, StopSignals())"
     ),
-    "bench": "from ssmpi.bench.harness import jobs; jobs.finish(line, pathlib.Path('said'), 60, {})",
+    "bench": "from ssmpi.bench import jobs; jobs.finish(line, pathlib.Path('said'), 60, {})",
 }
 
 

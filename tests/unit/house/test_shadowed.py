@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.lab.study import cell
-from ssmpi.bench.harness import data, jobs
+from ssmpi.bench import data, jobs
 from ssmpi.cluster import launch
 from ssmpi.runtime.errors import DataError
 from ssmpi.state.request import RunRequest

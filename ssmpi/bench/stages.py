@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from ssmpi.bench.harness.loop import TrainerView
+from ssmpi.bench.loop import TrainerView
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Ids, Lookups
 from ssmpi.embedding.lookup import Lookup
+from ssmpi.runtime.mpi.inbox import Inbox
+from ssmpi.runtime.mpi.messages import Conversation
 from ssmpi.runtime.mpi.service import THREADS
 from ssmpi.runtime.protocols import DenseModel, DenseStep, MPIRequest
 from ssmpi.runtime.topology import Role
+from ssmpi.runtime.traffic import Link
 from ssmpi.trainer.worker import WorkerModel, WorkerProgress
 
 if TYPE_CHECKING:
-    from ssmpi.runtime.mpi.inbox import Inbox
     from ssmpi.trainer.trainer import Trainer
 
 T = TypeVar("T")
@@ -198,3 +200,19 @@ class StagedServer:
 
     def _add(self, stage: str, seconds: float) -> None:
         self._spent[stage] = self._spent.get(stage, 0.0) + seconds
+
+
+class ServedThrough(Conversation):
+    """A server's end, made as a ``Conversation`` is; ``through`` stands between it and the messages."""
+
+    def __init__(self, through: Callable[[ServerEnd], ServerEnd], *made: Any) -> None:
+        super().__init__(*made)
+        self._through = through(Conversation(*made))
+
+    def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
+        """As ``Conversation``."""
+        return self._through.next_message(inbox)
+
+    def isend(self, array: np.ndarray, dest: int, tag: int, link: Link | None = None) -> MPIRequest:
+        """As ``Conversation``; servers count nothing."""
+        return self._through.isend(array, dest, tag)

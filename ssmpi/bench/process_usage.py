@@ -8,7 +8,7 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from ssmpi.bench.harness.windows import Readings
+from ssmpi.bench.windows import Readings
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -9,8 +9,8 @@ from itertools import cycle
 
 import torch
 
-from ssmpi.bench.harness import plain_pytorch
-from ssmpi.bench.harness.rows import BatchSource
+from ssmpi.bench import plain_pytorch
+from ssmpi.bench.plain_pytorch import BatchSource
 from ssmpi.config import Config
 from ssmpi.model.network import DENSE, DotInteraction, Linear
 from ssmpi.model.optim import dense_optimizer

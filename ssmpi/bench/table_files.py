@@ -1,6 +1,6 @@
 """Raw rows of Criteo as a table: CSV with a header, Parquet, and their schema for ``ssmpi-prepare table``.
 
-``python -m ssmpi.bench.harness.table_files TEXT CSV PARQUET`` writes both. As a process of its own, because a process
+``python -m ssmpi.bench.table_files TEXT CSV PARQUET`` writes both. As a process of its own, because a process
 that has had much memory passes its peak on to those that it starts.
 """
 

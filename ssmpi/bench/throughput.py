@@ -3,7 +3,7 @@ windows.
 
 A round visits every contender once, and each round starts with a different one, so a slow minute of the machine affects
 all alike. A visit is a separate process or MPI job: start, warm-up, a few windows. Sections follow: time by stage,
-variants in turns, the GIL, memory.
+variants in turns.
 """
 
 from __future__ import annotations
@@ -15,21 +15,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.harness import data, reporting
-from ssmpi.bench.harness.jobs import Jobs
-from ssmpi.bench.harness.reporting import chosen, plain, publish, say
-from ssmpi.bench.harness.results import Visit
-from ssmpi.bench.harness.windows import Timing, summary
+from ssmpi.bench import data, render, reporting
+from ssmpi.bench.contenders import SSMPI, Contender, grid, in_fresh_process, visit_local
+from ssmpi.bench.jobs import Jobs, Visit
 from ssmpi.bench.options import ThroughputOptions
-from ssmpi.bench.throughput import render
-from ssmpi.bench.throughput.contenders import SSMPI, Contender, grid, in_fresh_process, visit_local
-from ssmpi.bench.throughput.sections import NOT_SHORT, SECTIONS
-from ssmpi.bench.throughput.turns import Harness
+from ssmpi.bench.reporting import chosen, plain, publish, say
+from ssmpi.bench.sections import NOT_SHORT, SECTIONS, Harness
+from ssmpi.bench.windows import Timing, summary
 from ssmpi.runtime.errors import SettingsError
 
 START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
 SHORT_WINDOW = 0.3  # seconds
-SHORT_JOBS = {"shadow": 2}  # of sections with --short: two shares; the others have one
 RESULT = "throughput.json"
 
 
@@ -82,9 +78,7 @@ def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequen
     )
     began = time.monotonic()
     report["contenders"] = rounds(options, contenders, jobs)
-    harness = Harness(
-        base, jobs, options.batch, cores, timing_of(options), options.short, options.shares, options.rounds
-    )
+    harness = Harness(base, jobs, options.batch, cores, timing_of(options), options.short)
     report["sections"] = {name: section(name, harness) for name in sections}
     report["header"] |= {
         "took_seconds": round(time.monotonic() - began),
@@ -132,7 +126,7 @@ def figures(contender: Contender, visits: Sequence[Visit]) -> dict[str, Any]:
         "per_core_second": sum(rates) / len(rates) / sum(cores.values()),
         "cores": cores,
         "others": max(0.0, busy - sum(cores.values())),
-        "rounds_per_second": sum(found.get("rounds", 0.0) for found in visits) / seconds,
+        "rounds_per_second": sum(found["rounds"] for found in visits) / seconds,
         "rss": visits[-1]["rss"],
     }
 
@@ -150,6 +144,5 @@ def estimate(options: ThroughputOptions, contenders: list[Contender]) -> float:
 
 def seconds_of_short_sections(options: ThroughputOptions, sections: Sequence[str]) -> float:
     """The estimated seconds of the sections with ``--short``: MPI jobs of at most four windows."""
-    jobs = sum(SHORT_JOBS.get(name, 1) for name in sections)
     timing = dataclasses.replace(timing_of(options), windows=4)
-    return jobs * (START_SECONDS[True] + timing.total)
+    return len(sections) * (START_SECONDS[True] + timing.total)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from ssmpi.bench.harness.windows import Ticks, clock
+from ssmpi.bench.windows import Ticks, clock
 from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups
 from ssmpi.runtime.protocols import DenseStep

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ssmpi.bench.throughput.contenders import SSMPI, Contender
-from ssmpi.bench.throughput.groups import Beside
-from ssmpi.bench.throughput.reading import Reading
-from ssmpi.bench.throughput.turns import AS_SHIPPED, WORTH, Frontier, FrontierPoint, Ratio, cost_of_a_round
+from ssmpi.bench.contenders import SSMPI, Contender
+from ssmpi.bench.sections import Ratio
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -76,7 +74,7 @@ def over(figures: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 def contender(figures: Mapping[str, Any], ratio: str) -> tuple[str, ...]:
     """One contender's row."""
     cores = figures["cores"]
-    trainers = sum(cores.get(part, 0.0) for part in ("process", "workers", "mover", "supervision"))
+    trainers = sum(cores.get(part, 0.0) for part in ("process", "workers", "supervision"))
     servers = sum(cores.get(part, 0.0) for part in ("embedding_ps", "sync_ps"))
     return (
         f"{figures['median']:,.0f}",
@@ -109,33 +107,6 @@ def percentages(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def shadow(found: Mapping[str, Frontier]) -> str:
-    """The cost of background rounds by pace."""
-    heads = "frontier of rounds in the background;cpu_share;gap;EPS on / off;+-;processor ms;wall ms"
-    rows = [tuple(heads.split(";"))]
-    for name, frontier in found.items():
-        rows += [point(name if k == 0 else "", each) for k, each in enumerate(frontier["points"])]
-    notes = (
-        "gap: iterations of a trainer between two of its rounds; EPS on / off: examples per second with rounds over",
-        "without, in turns within one job; processor ms: of a trainer's round, shadow threads and sync PS;",
-        "wall ms: of a round.",
-    )
-    costs = [tuple(f"what a round costs a trainer;iterations;+-;gap that leaves {100 * WORTH:.0f} %;+-".split(";"))]
-    for name, frontier in found.items():
-        cost = cost_of_a_round(frontier["points"])
-        costs.append((name, *(f"{cost[part]:.3f}" for part in ("iterations", "error", "gap", "gap_error"))))
-    return "\n".join([grid(rows), *notes, "", grid(costs)])
-
-
-def point(name: str, found: FrontierPoint) -> tuple[str, ...]:
-    """One row of a frontier."""
-    share = "as shipped" if found["cpu_share"] == AS_SHIPPED else f"{found['cpu_share']:g}"
-    gap, cpu, wall = (
-        "-" if value is None else f"{value:,.2f}" for value in (found["gap"], found["cpu_ms"], found["wall_ms"])
-    )
-    return name, share, gap, f"{found['ratio']:.3f}", f"{found['error']:.3f}", cpu, wall
-
-
 def bare(found: Mapping[str, Ratio]) -> str:
     """The whole loop relative to its upper bound."""
     return in_turns("examples per second of the whole loop over those of the bare dense step", found)
@@ -159,78 +130,10 @@ def threads(found: Mapping[str, Ratio]) -> str:
     return in_turns("examples per second of all threads over those of one", found)
 
 
-def priority(found: Mapping[str, Ratio]) -> str:
-    """The cost of priority saves."""
-    return in_turns("examples per second while rows are saved by priority over those without", found)
-
-
 def in_turns(what: str, found: Mapping[str, Ratio]) -> str:
     """Ratios of two variants with their standard errors."""
     lines = [f"  {name}: {turns['ratio']:.3f} +- {turns['error']:.3f}" for name, turns in found.items()]
     return "\n".join([f"{what}, in turns within one job", *lines])
 
 
-def gil(found: Mapping[str, Any]) -> str:
-    """The share of time with the GIL, or a notice that it was not measured."""
-    lines = ["GIL: share of a worker's time in which it is held"]
-    for name, seen in found.items():
-        told = f"!!! {seen['missing']}" if "missing" in seen else f"{seen['share']:.1%} ({seen['samples']:.0f} samples)"
-        lines.append(f"  {name}: {told}")
-    return "\n".join(lines)
-
-
-def groups(found: Mapping[str, Beside]) -> str:
-    """Groups beside the same trainers apart."""
-    heads = "a group over its trainers apart;EPS / EPS;rounds from;to;per core-s;EPS;EPS apart;"
-    heads += "cores: lanes;mover;servers;others;apart: lanes;servers;others"
-    rows = [tuple(heads.split(";"))]
-    for name, each in found.items():
-        cores = {
-            part: each["cores"].get(part, (0.0, 0.0)) for part in ("workers", "mover", "embedding_ps", "supervision")
-        }
-        figures = (
-            f"{each['ratio']:.3f}",
-            f"{min(each['ratios']):.3f}",
-            f"{max(each['ratios']):.3f}",
-            f"{each['by_cpu']:.3f}",
-        )
-        used = [f"{mine:.2f}" for mine, _ in cores.values()] + [
-            f"{cores[part][1]:.2f}" for part in cores if part != "mover"
-        ]
-        rows.append((name, *figures, *(f"{eps:,.0f}" for eps in each["eps"]), *used))
-    notes = (
-        "medians of rounds of jobs in turns; per core-s: the same of examples per CPU second of all ranks;",
-        "cores: CPU seconds per second; lanes: workers and helpers; apart: trainers of one thread, a replica each.",
-    )
-    return "\n".join([grid(rows), *notes])
-
-
-def memory(found: Mapping[str, Any]) -> str:
-    """Resident memory."""
-    (small, large), (less, more) = (mega(values) for values in (found["ps"], found["ps_tables"]))
-    start, end = mega((found["trainer_start"], found["trainer_end"]))
-    return (
-        f"memory: trainer {start} MB, after {found['seconds']:.0f} s {end} MB; "
-        f"embedding PS {small} MB for {less} MB of rows and state, {large} MB for {more} MB"
-    )
-
-
-def reader(found: Mapping[str, Reading]) -> str:
-    """What a worker thread reads."""
-    lines = [
-        f"  {name}: {each['rows']:,.0f} rows, {each['bytes'] / 1e9:.2f} GB; {each['row_bytes']:,.0f} bytes a row"
-        for name, each in found.items()
-    ]
-    return "\n".join(["a worker's reading, shuffled and cut into batches, per core-second", *lines])
-
-
-def mega(values: Iterable[float]) -> list[str]:
-    """Bytes in MB."""
-    return [f"{value / 1e6:,.0f}" for value in values]
-
-
-SECTIONS = {
-    "stages": stages, "bare": bare, "half": half, "networks": networks, "threads": threads, "priority": priority,
-    "shadow": shadow, "gil": gil, "memory": memory, "reader": reader, "group plans": groups, "group ways": groups,
-    "group lock": gil,
-}  # fmt: skip
+SECTIONS = {"stages": stages, "bare": bare, "half": half, "networks": networks, "threads": threads}

@@ -4,7 +4,6 @@ new process, or several, forked from one that has already imported torch.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import threading
@@ -16,9 +15,9 @@ from multiprocessing.managers import ValueProxy
 from pathlib import Path
 from typing import TypeVar
 
-from ssmpi.bench.harness.process_usage import host_busy, private_memory
-from ssmpi.bench.harness.results import Visit
-from ssmpi.bench.harness.windows import Readings, Ticks, Timing, clock, spent, watch
+from ssmpi.bench.jobs import Visit
+from ssmpi.bench.process_usage import host_busy, private_memory
+from ssmpi.bench.windows import Readings, Ticks, Timing, clock, spent, watch
 from ssmpi.config import load
 
 T = TypeVar("T")
@@ -31,16 +30,13 @@ OPTIMIZERS = {  # settings of rows and of the network, by the name in results
     "adagrad": ("embedding.optimizer=rowwise_adagrad", "dense.optimizer=adagrad"),
     "adam": ("embedding.optimizer=adam", "embedding.rate=0.001", "dense.optimizer=adam", "dense.rate=0.001"),
 }
-# Row saves take a tenth of the time, the maximum.
-AS_OFTEN_AS_CAN_BE = ("recovery.mtbf_hours=1e-9", "recovery.mode=partial")
 
 
 @dataclass(frozen=True)
 class Contender:
     """``threads`` are Hogwild threads of a trainer (bare step, gemm, ssmpi), threads inside an operator (pytorch) or
     processes of one thread that exchange nothing (tuned pytorch). ``network`` is one of ``zoo.NETWORKS``, trained with
-    Adagrad, and ``optimizers`` one of ``OPTIMIZERS``; "" takes either from the run file. With ``plan`` the trainers are
-    a group: by that plan, or by ``rules``, which ``plan`` then names; ``between`` is the transport of their values.
+    Adagrad, and ``optimizers`` one of ``OPTIMIZERS``; "" takes either from the run file.
     """
 
     kind: str
@@ -52,21 +48,13 @@ class Contender:
     transport: str = field(default="auto", kw_only=True)
     network: str = field(default="", kw_only=True)
     optimizers: str = field(default="", kw_only=True)
-    priority: str = field(default="none", kw_only=True)
-    plan: str = field(default="", kw_only=True)
-    rules: tuple[str, ...] = field(default=(), kw_only=True)
-    between: str = field(default="auto", kw_only=True)
 
     @property
     def short_name(self) -> str:
         """The name without batch and precision: ``ssmpi 2x1 ma``."""
         if self.kind == SSMPI:
             far = "" if self.transport == "auto" else f" by {self.transport}"
-            saving = "" if self.priority == "none" else f" saving by {self.priority}"
-            if self.plan:
-                far = "" if self.between == "auto" else f" by {self.between}"
-                return f"{SSMPI} {self.trainers}x{self.threads} group {self.plan}{far}"
-            return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}{saving}"
+            return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}"
         return f"{self.kind} {self.threads}{'p' if self.kind == TUNED else 't'}"
 
     @property
@@ -88,7 +76,6 @@ class Contender:
             f"topology.trainers={self.trainers}",
             f"topology.threads={self.threads}",
             "topology.embedding_ps=1",
-            "recovery.max_lost_fraction=1",  # else a single PS saves no rows
             f"topology.sync_ps={int(self.algorithm == 'easgd')}",
             f"sync.algorithm={self.algorithm}",
             "sync.pace=shadow",
@@ -96,15 +83,7 @@ class Contender:
             f"embedding.transport={self.transport}",
             *((f"model.name={self.network}", *OPTIMIZERS["adagrad"]) if self.network else ()),
             *OPTIMIZERS.get(self.optimizers, ()),
-            f"checkpoint.priority={self.priority}",
-            *(() if self.priority == "none" else AS_OFTEN_AS_CAN_BE),
-            *(self._hierarchy if self.plan else ()),
         )
-
-    @property
-    def _hierarchy(self) -> tuple[str, ...]:
-        places = f"hierarchy.tags={json.dumps(self.rules)}" if self.rules else f"hierarchy.plan={self.plan}"
-        return f"topology.group={self.trainers}", places, f"hierarchy.transport={self.between}"
 
 
 def grid(batches: Sequence[int], cores: int, short: bool) -> list[Contender]:
@@ -146,7 +125,7 @@ def in_fresh_process(body: Callable[..., T], *arguments: object) -> T:
 def _context() -> ForkServerContext:
     os.environ["PYTHONSAFEPATH"] = "1"  # like python -P, for the forked process
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ssmpi.bench.harness.dense"])
+    context.set_forkserver_preload(["ssmpi.bench.dense"])
     return context
 
 
@@ -195,7 +174,7 @@ def measure(
     """
     import torch  # here, because the parent process does not need it
 
-    from ssmpi.bench.harness import dense
+    from ssmpi.bench import dense
 
     config = load(run_file, contender.overrides)
     inside = contender.threads if contender.kind == PYTORCH else 1

@@ -1,6 +1,6 @@
 """A rank of a measured job: its usual role in training for a few seconds, while its counters are read.
 
-``python -m ssmpi.bench.harness.rank TASK.json``, under mpirun, as ``jobs`` starts it; or another program that calls
+``python -m ssmpi.bench.rank TASK.json``, under mpirun, as ``jobs`` starts it; or another program that calls
 ``run`` with a ``Measured`` of its own.
 """
 
@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.bench.harness import gil, process_usage, results
-from ssmpi.bench.harness.jobs import Task
-from ssmpi.bench.harness.loop import TickingPace, TrainerView
-from ssmpi.bench.harness.probes import PROBES, Probed
-from ssmpi.bench.harness.results import ServerResult, TrainerResult
-from ssmpi.bench.harness.stages import StagedServer, StagedTrainer
-from ssmpi.bench.harness.windows import Readings, Ticks, clock, watch
+from ssmpi.bench import process_usage
+from ssmpi.bench.jobs import ServerResult, Task, TrainerResult, of_trainer
+from ssmpi.bench.loop import TickingPace, TrainerView
+from ssmpi.bench.probes import PROBES, Probed
+from ssmpi.bench.stages import ServedThrough, StagedServer, StagedTrainer
+from ssmpi.bench.windows import Readings, Ticks, clock, watch
 from ssmpi.config import Config, load
 from ssmpi.runtime.files import log
-from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.mpi import failure, signals
-from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
 from ssmpi.runtime.topology import Role
-from ssmpi.state.recovery.start import BEGINNING, Start
+from ssmpi.state.recovery.start import BEGINNING
 from ssmpi.train import PARTS, help_lane, hogwild
 
 if TYPE_CHECKING:
@@ -45,7 +41,6 @@ class Measured:
 
     def conversations(self, role: Role) -> MakeConversation:
         """What makes a rank's conversations."""
-        from ssmpi.bench.harness.conversations import ServedThrough
         from ssmpi.runtime.mpi.messages import Conversation
 
         if role is Role.TRAINER or self.task.probe != "stages":
@@ -84,47 +79,30 @@ def play(measured: Measured, config: Config, job: Job) -> None:
     names = [config.topology.name_of(rank) for rank in range(job.size)]
     pids = dict(zip(names, job.comm.allgather((job.host, os.getpid())), strict=True))
     out = Path(config.run.folder) / f"{world.who.replace(' ', '-')}.json"
-    start = start_of(config, job)
     if world.role is Role.TRAINER:
         servers = {
             name: pid for name, (host, pid) in pids.items() if host == job.host and not name.startswith(Role.TRAINER)
         }
         own = servers if world.index == 0 else {}
-        found: TrainerResult | ServerResult = train_in_windows(measured, config, world, own, start)
+        found: TrainerResult | ServerResult = train_in_windows(measured, config, world, own)
     else:
-        PARTS[world.role](config, world, Path(config.run.folder), start)
+        PARTS[world.role](config, world, Path(config.run.folder), BEGINNING)
         found = {"stages": measured.stages}
-    start.memory.remove()
     out.write_text(json.dumps(found), encoding="utf-8")
 
 
-def start_of(config: Config, job: Job) -> Start:
-    """The start of a measured rank. Runs that save rows by priority get memory that outlives the process, as under
-    ``ssmpi launch``.
-    """
-    launch = f"bench-{job.comm.bcast(secrets.token_hex(6))}"
-    if config.checkpoint.priority == "none":
-        return BEGINNING
-    (role, index), who = config.topology.role_of(job.rank), config.topology.name_of(job.rank)
-    path = memory_folder.of_launch(config.recovery.memory_folder, launch) / f"{role}-{index}"
-    return Start(memory=MemoryFile(path, Origin(launch, who, 1)))
-
-
-def train_in_windows(
-    measured: Measured, config: Config, world: World, servers: dict[str, int], start: Start
-) -> TrainerResult:
+def train_in_windows(measured: Measured, config: Config, world: World, servers: dict[str, int]) -> TrainerResult:
     """Train until the windows are over, then stop as on request."""
     from ssmpi.trainer.trainer import Trainer
 
-    task, trainer = measured.task, Trainer(config, world, Path(config.run.folder), start)
+    task, trainer = measured.task, Trainer(config, world, Path(config.run.folder), BEGINNING)
     view, ticks = measured.view(trainer), Ticks(config.topology.threads)
     pace = view.pace = TickingPace(view.pace, ticks)
-    probe = PROBES[task.probe](Probed(trainer, view, pace, task.shares))
+    probe = PROBES[task.probe](Probed(trainer, view, pace))
     world.trainers.gather(0)  # all are ready: the clock may start
     edges = task.timing.edges(world.trainers.share(clock()))
     probe.begin(edges)
     readings: list[Readings] = []
-    seen: gil.Sample = {}
 
     def read() -> Readings:
         counted = {
@@ -137,7 +115,6 @@ def train_in_windows(
 
     def measure() -> None:
         readings.extend(watch(edges, read))
-        seen.update(probe.at_end(task.timing))
         signal.raise_signal(signal.SIGUSR1)  # the ordinary way to stop a run
 
     meter = trainer.start("meter", measure)
@@ -149,7 +126,7 @@ def train_in_windows(
     )  # another trainer may have stopped the job a moment before this one is done
     batch = trainer.progress.examples / max(1, trainer.batches) or config.data.batch_size
     trainer.goodbye()
-    found = results.of_trainer(edges, readings, seen)
+    found = of_trainer(edges, readings)
     found["eps"] = [rate * batch for rate in ticks.rates(edges)]
     found["interrupted"] = ticks.interrupted(edges)
     return found

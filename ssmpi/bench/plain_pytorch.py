@@ -1,28 +1,62 @@
 """A network in plain PyTorch, twice. ``plain_step`` follows facebookresearch/dlrm's ``dlrm_s_pytorch.py``: autograd, an
 ``EmbeddingBag`` per feature with sparse gradients, PyTorch's optimizers, all cores inside every operator.
 ``tuned_step`` is the fastest that we could write: all tables in one, its rows updated by ``index_add_``, and a process
-with a model of its own for each core, which exchange nothing.
+with a model of its own for each core, which exchange nothing. Both have the rows that ssmpi reads, in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import cycle
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.config import Config
 from ssmpi.data.batch import Batch
+from ssmpi.data.reader import SplitReader, batches_in, shuffled
+from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_tables import LocalTables
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import Arena
 from ssmpi.model import reference
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
 from ssmpi.model.parameters import by_name
 from ssmpi.runtime.bags import Bags
+from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.settings import require
+
+BLOCK = 65_536  # rows: enough that no thread memorizes them within a few windows
+
+
+class BatchSource:
+    """Shuffled complete batches, from one block per thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._reader = SplitReader(Path(config.data.folder), config.data.train_split, BLOCK)
+        self.cardinalities = self._reader.manifest.cardinalities
+
+    def batches(self, thread: int) -> list[Batch]:
+        """All complete batches of a thread's block; threads share blocks if there are too few."""
+        number = thread % len(self._reader.blocks)
+        block = self._reader.blocks[number]
+        order = shuffled(self._config.run.seed, 2, 0, number, size=block.rows)
+        size = self._config.data.batch_size
+        if block.rows < size:
+            raise DataError(f"{self._config.data.folder}: a shard of {block.rows} rows has no batch of {size}")
+        return [b for b in batches_in(order, self._reader.read(block), size) if len(b) == size]
+
+    def with_rows(self, thread: int) -> list[tuple[Batch, np.ndarray]]:
+        """Batches with their embedding rows, float32 (batch, features, dim), as they are before training."""
+        placement = place(self.cardinalities, 1)
+        tables = LocalTables(Arena(self._config.rows, placement, 0, self._config.run.seed))
+        lookups = Lookups(tables, placement, self._config.rows, thread)
+        return [(batch, lookups.pull(batch.ids).values.copy()) for batch in self.batches(thread)]
 
 
 class Column(NamedTuple):

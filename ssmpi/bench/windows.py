@@ -81,12 +81,6 @@ def spent(readings: Sequence[Readings], prefix: str) -> Readings:
     }
 
 
-def spent_by_window(readings: Sequence[Readings], prefixes: Sequence[str]) -> dict[str, list[float]]:
-    """The growth of each counter under any of ``prefixes`` in each window, by its full name."""
-    names = dict.fromkeys(name for found in readings for name in found if name.partition("/")[0] in prefixes)
-    return {name: [b.get(name, 0.0) - a.get(name, 0.0) for a, b in pairwise(readings)] for name in names}
-
-
 class Summary(TypedDict):
     """Windows with their median and best quarter."""
 

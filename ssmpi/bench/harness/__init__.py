@@ -1,1 +1,0 @@
-"""Runs measured jobs: ranks, windows, probes, counters, and the rows they read."""

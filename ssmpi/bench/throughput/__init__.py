@@ -1,1 +1,0 @@
-"""``ssmpi bench throughput``: all contenders on one host, and the report."""
