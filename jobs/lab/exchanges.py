@@ -1,7 +1,7 @@
 """``python -m jobs.lab exchanges``: what a codec costs in whole exchanges, at both ends, without the messages between
 them, and what the selection of activations costs (``activations``).
 
-``ssmpi plan --predict`` uses these figures: the algorithms' ``PASSES``. ``ssmpi bench compression`` measures
+``ssmpi plan --step-ms`` uses these figures: the algorithms' ``PASSES``. ``ssmpi bench compression`` measures
 codecs alone. Decided: those constants, and ``Codec.nanoseconds``. Last run at 3a5bf4cb (exchanges), 3b50cf47
 (activations).
 """

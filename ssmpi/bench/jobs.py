@@ -151,8 +151,12 @@ class Jobs:
         run_folder, task_file = self.folder / "run", self.folder / "task.json"
         settings = (*QUIET, *overrides, f"run.folder={run_folder}")
         Task(str(self.run_file), settings, timing, probe, self.more).write(task_file)
-        line = [launch.mpirun_path(), "-n", str(ranks), *PYTHON, *self.rank, str(task_file)]
-        finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total, launch.environment())
+        finish(
+            rank_line(ranks, *self.rank, str(task_file)),
+            self.folder / "said.txt",
+            TIME_LIMIT_SECONDS + timing.total,
+            launch.environment(),
+        )
         found = together([json.loads(path.read_text("utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))])
         found["servers"] = {path.stem: json.loads(path.read_text("utf-8")) for path in run_folder.glob("*_ps-*.json")}
         return found
@@ -162,6 +166,11 @@ class Jobs:
         versions = self.folder / "run" / VERSIONS
         found = json.loads(versions.read_text(encoding="utf-8")) if versions.is_file() else {}
         return {name: value for name, value in found.items() if name.startswith("mpi_")}
+
+
+def rank_line(ranks: int, *arguments: str) -> list[str]:
+    """The command that runs this Python with ``arguments`` on ``ranks`` ranks of this host."""
+    return [launch.mpirun_path(), "-n", str(ranks), *PYTHON, *arguments]
 
 
 def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[str, str]) -> None:

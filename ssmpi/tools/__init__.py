@@ -1,1 +1,1 @@
-"""The commands besides training: plan, forecast, recovery plan, doctor, score, export, inspect."""
+"""The commands besides training: plan, recovery plan, doctor, score, export, inspect."""

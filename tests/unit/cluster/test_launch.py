@@ -68,7 +68,7 @@ def test_a_launcher_leaves_the_input_of_a_script_alone():
 @pytest.mark.skipif(not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK), reason="only root chooses process numbers")
 def test_mpirun_starts_despite_leftovers_of_one_with_its_number():
     """Bare mpirun with such a number ends with 213: "The PMIx server's listener thread failed to start"."""
-    line = jobs.LauncherCommand().line(1, "-c", "print('started')")
+    line = jobs.rank_line(1, "-c", "print('started')")
     chooses = 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid; "$@" & test $! = $0 || { wait $!; exit 3; }; wait $!'
     for number in range(30_000, 30_030):  # another program may take a number first
         left = Path(f"/tmp/ompi.{number}")

@@ -17,7 +17,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "jobs").rglob("*.md"), *(ROOT / "ss
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 SCRIPTS = sorted([*(ROOT / "jobs").rglob("*.sh"), *(ROOT / "jobs").rglob("*.toml")])
 COMMAND = r"(?:ssmpi|python\s+-m\s+jobs\.lab)"
-GONE = ["ssmpi bench compression --only links"]  # cited with the commit that had it
+GONE = [
+    "ssmpi bench compression --only links",
+    "python -m jobs.lab cluster --group",
+]  # cited as what earlier commits had
 
 
 def cited(path):

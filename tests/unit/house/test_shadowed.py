@@ -41,7 +41,7 @@ def test_ranks_are_the_installed_ones(here):
 
 
 def test_measured_ranks_are_the_installed_ones(here):
-    done = ended(jobs.LauncherCommand().line(2, "-c", "import ssmpi; print(ssmpi.__file__)"))
+    done = ended(jobs.rank_line(2, "-c", "import ssmpi; print(ssmpi.__file__)"))
     assert not Path(done.stdout.strip()).is_relative_to(here), done.stderr
     assert done.returncode == 0
 
