@@ -28,7 +28,7 @@ from ssmpi.runtime.files import run_files
 from ssmpi.runtime.files.run_files import METRICS, RESULT_NAME, RUN_FILE
 from ssmpi.runtime.host.mpi_environment import PYTHON
 from ssmpi.runtime.settings import flat
-from ssmpi.tools.report.reader import read_json
+from ssmpi.tools.report.record import read_json
 
 REFUSED = 2  # exit code of errors that the user can fix
 REMEMBERED = 40  # last lines of a command, of which a message is made

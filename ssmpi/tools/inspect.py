@@ -12,7 +12,7 @@ from ssmpi.runtime.words import counted
 from ssmpi.state.checkpoint import remedies, store
 from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.checkpoint.rows.records import read_rows
-from ssmpi.trainer.metrics.display import keys_of
+from ssmpi.trainer.metrics.fields import keys_of
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:

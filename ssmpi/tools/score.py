@@ -31,7 +31,7 @@ from ssmpi.state.checkpoint import model_files, saved_network, saved_tables
 from ssmpi.state.checkpoint.data_origin import DataOrigin, described
 from ssmpi.state.recovery.start import Start
 from ssmpi.trainer.embedding_ps import serve_embeddings
-from ssmpi.trainer.metrics.display import describe
+from ssmpi.trainer.metrics.fields import describe
 
 if TYPE_CHECKING:
     from data_prep.table.schema import Schema

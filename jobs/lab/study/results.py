@@ -18,7 +18,7 @@ from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.files.log import log
 from ssmpi.tools.report import columns, figures, page
 from ssmpi.tools.report.groups import CASE, Estimate, Group, Row, name_of, row, short
-from ssmpi.tools.report.reader import read
+from ssmpi.tools.report.record import read
 from ssmpi.trainer.metrics.results import plain
 
 if TYPE_CHECKING:

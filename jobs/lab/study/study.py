@@ -16,7 +16,7 @@ from jobs.lab.study import results
 from jobs.lab.study.grid import Cell, Study
 from ssmpi.runtime.errors import STOPPED, SettingsError
 from ssmpi.runtime.files.log import log, terminal
-from ssmpi.tools.report.reader import read
+from ssmpi.tools.report.record import read
 
 Failures = dict[str, str]
 

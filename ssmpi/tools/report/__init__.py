@@ -3,7 +3,7 @@
 from ssmpi.tools.report.figures import plot
 from ssmpi.tools.report.groups import scored_unlike
 from ssmpi.tools.report.page import write
-from ssmpi.tools.report.reader import read
+from ssmpi.tools.report.record import read
 from ssmpi.tools.report.summary import table
 
 __all__ = ["plot", "read", "scored_unlike", "table", "write"]

@@ -18,8 +18,7 @@ from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import PLOT as PLOT_FILE
 from ssmpi.tools.report.groups import Group, by_settings, estimate
-from ssmpi.tools.report.reader import read
-from ssmpi.tools.report.record import Record
+from ssmpi.tools.report.record import Record, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,10 +15,11 @@ from ssmpi import __version__
 from ssmpi.runtime.errors import UserError
 from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.files.result_marker import COMPLETE
-from ssmpi.tools.report import figures, traffic
+from ssmpi.tools.report import figures
 from ssmpi.tools.report.columns import NOTHING, cells, headings, shown
 from ssmpi.tools.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row, scored_unlike
 from ssmpi.tools.report.record import CIRCUMSTANCES, Record
+from ssmpi.tools.report.summary import TRAFFIC_HEADINGS, traffic_cells
 from ssmpi.trainer.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def publish(subject: PageContent, wanted: Sequence[Drawing], out: Path) -> list[
         headings=headings(subject.rows), rows=[cells(r, shown(subject.rows)) for r in subject.rows],
         split=final_split(records), unlike=scored_unlike(records),
         settings=_settings(records), broken=[record for record in records if record.missing],
-        runs=[_run(record) for record in records], links=traffic.HEADINGS,
-        traffic=[(record.folder, found) for record in records if (found := traffic.cells(record.result))],
+        runs=[_run(record) for record in records], links=TRAFFIC_HEADINGS,
+        traffic=[(record.folder, found) for record in records if (found := traffic_cells(record.result))],
         validations=[(record.folder, _validations(record)) for record in records if record.evaluations],
         ranks=[(record.folder, _ranks(record)) for record in records if record.usage],
         recoveries=[(record.folder, _recoveries(record)) for record in records if record.recoveries],

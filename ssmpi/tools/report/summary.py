@@ -1,4 +1,4 @@
-"""One run's result as text, beside reference points: what ``ssmpi summary`` prints."""
+"""One run's result as text, beside reference points: what ``ssmpi summary`` prints; its traffic."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files import result_marker
 from ssmpi.runtime.files.result_marker import COMPLETE
 from ssmpi.runtime.files.run_files import RESULT_NAME
+from ssmpi.runtime.traffic import LINKS, ROWS, Link
 from ssmpi.runtime.words import counted
-from ssmpi.tools.report.reader import read, read_json
-from ssmpi.tools.report.record import FINAL_SPLITS, Record
-from ssmpi.tools.report.traffic import in_words
-from ssmpi.trainer.metrics import progressive
-from ssmpi.trainer.metrics.display import keys_of, why_undefined
-from ssmpi.trainer.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER
+from ssmpi.tools.report.record import FINAL_SPLITS, Record, read, read_json
+from ssmpi.trainer.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER, keys_of, why_undefined
+from ssmpi.trainer.metrics.results import PROGRESSIVE
 
 REFERENCES = "--baseline takes what 'ssmpi-prepare baseline --output' wrote, --teacher the teacher.json of 'synthesize'"
 SHOWN_AHEAD = {"ne": "NE", "log_loss": "log-loss", "auc": "AUC", "calibration": "calibration"}
 SHOWN_TRAINERS = 8
 COLUMNS = ("ne", "log_loss", "auc", "accuracy")
+TRAFFIC_HEADINGS = (*(f"{link.replace('_', ' ')}, MB" for link in LINKS), "bytes an example", "rows in place")
 
 
 def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
@@ -32,7 +31,7 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     """
     record = read(run)
     result, (split, metrics) = record.result, record.final
-    ahead = result.get("evaluations", {}).get(progressive.NAME)
+    ahead = result.get("evaluations", {}).get(PROGRESSIVE)
     if not metrics and (not ahead or baseline or teacher):
         if not record.windows or baseline or teacher or result_marker.damage(record.folder):
             raise DataError(f"{run}: {_without_result(record)}")
@@ -58,7 +57,7 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
             f"rounds: {result['rounds']:,.0f} of {1000 * result['round_seconds']:.1f} ms, in which a trainer makes "
             f"{result['staleness']:.1f} iterations{far}"
         )
-    sent = in_words(result)
+    sent = traffic_in_words(result)
     return "\n".join([*lines, sent] if sent else lines)
 
 
@@ -188,3 +187,32 @@ def _check_rows(path: Path, of: str, rows: Any, split: str, metrics: Mapping[str
 
 def _cell(value: float | None) -> str:
     return f"{value:>10.5f}" if isinstance(value, float) else f"{'-':>10}"
+
+
+def traffic_cells(result: Mapping[str, Any]) -> list[str]:
+    """Under ``TRAFFIC_HEADINGS``, from ``result.json``; none where a run did not count."""
+    found, examples = result.get("bytes"), result.get("examples")
+    if not isinstance(found, dict) or not examples:
+        return []
+    found = {Link.GROUP.name.lower(): 0.0, **found}  # older runs had no groups
+    if not all(name in found for name in (*LINKS, ROWS)):
+        return []
+    sizes = [found[link] for link in LINKS]
+    return [*map(megabytes, sizes), f"{sum(sizes) / examples:,.1f}", f"{found[ROWS]:,.0f}"]
+
+
+def traffic_in_words(result: Mapping[str, Any]) -> str:
+    """The traffic of all trainers in words; empty if a run did not count it."""
+    texts = traffic_cells(result)
+    if not texts:
+        return ""
+    parts = [f"{link.replace('_', ' ')} {text}" for link, text in zip(LINKS, texts, strict=False) if text != "0"]
+    sent = f"sent: {', '.join(parts)} MB; {texts[-2]} bytes an example" if parts else "sent: nothing"
+    if isinstance(result.get("density"), float):
+        sent += f"; {result['density']:.2%} of the entries pushed"
+    return f"{sent}; {texts[-1]} rows in place" if texts[-1] != "0" else sent
+
+
+def megabytes(size: float) -> str:
+    """``12,345.7``, and of what is less than one three digits."""
+    return f"{size / 1e6:,.1f}" if size >= 1e6 else f"{size / 1e6:.3g}"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,15 +20,9 @@ from ssmpi.runtime.mpi.failure import cause
 from ssmpi.runtime.quality import SUMS, Quality
 from ssmpi.runtime.save_cost import SaveCost
 from ssmpi.runtime.topology import Topology
-from ssmpi.trainer.metrics.display import bar, describe
-from ssmpi.trainer.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER
-from ssmpi.trainer.metrics.jsonl import JsonlFile
-from ssmpi.trainer.metrics.slow_trainers import PaceWatch, slow_trainers
-from ssmpi.trainer.metrics.traffic import TrafficLog
-from ssmpi.trainer.metrics.trainer_report import TrainerReport
-
-if TYPE_CHECKING:
-    from ssmpi.trainer.metrics.events import EventWriter
+from ssmpi.trainer.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER, bar, describe
+from ssmpi.trainer.metrics.log_files import EventWriter, JsonlFile
+from ssmpi.trainer.metrics.trainer_report import PaceWatch, TrafficLog, TrainerReport, slow_trainers
 
 PLAIN_LINE_SECONDS = 60.0
 POINTS = 20  # windows that a run has at least, however short it is

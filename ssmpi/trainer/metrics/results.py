@@ -18,19 +18,22 @@ from ssmpi.runtime.files.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.runtime.files.run_files import RECOVERIES, RESULT_NAME
 from ssmpi.runtime.files.write_behind import WriteBehind
 from ssmpi.runtime.host.clock import now
+from ssmpi.runtime.quality import SUMS, Quality, entropy
 from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.recovery.state import RecoveryState
-from ssmpi.trainer.metrics import progressive
-from ssmpi.trainer.metrics.jsonl import CLOSING_SECONDS
+from ssmpi.trainer.metrics.log_files import CLOSING_SECONDS, event_writer
 from ssmpi.trainer.metrics.metric_logger import EarlierLog, MetricLogger
-from ssmpi.trainer.metrics.traffic import nested
+from ssmpi.trainer.metrics.trainer_report import nested
 
 if TYPE_CHECKING:
     from ssmpi.config import Run
     from ssmpi.embedding.keyed_table import KeyCounts
-    from ssmpi.runtime.quality import Quality
     from ssmpi.runtime.topology import Topology
-    from ssmpi.trainer.metrics.events import EventWriter
+
+PROGRESSIVE = "progressive"  # in place of a split's name
+GAUC = "gauc"
+ADDED = "rows", "clicks", "predicted_clicks", "rows_of_auc", "rows_of_gauc"
+MEANS = {"log_loss": "rows", "accuracy": "rows", "auc": "rows_of_auc", GAUC: "rows_of_gauc"}  # by these rows
 
 
 class Scored(NamedTuple):
@@ -84,13 +87,13 @@ class RunResults:
 
     def scored_ahead(self, part: int, quality: Quality, more: Mapping[str, float], seconds: float) -> None:
         """Keep what a part's rows scored before they are trained on: ``more`` does not follow from their quality."""
-        before = self.evaluations.get(progressive.NAME)
-        self.evaluations[progressive.NAME] = progressive.after(before, part, quality, more)
-        self.logbook.evaluated(progressive.NAME, {"rows": float(quality.sums[0]), **quality.compute(), **more}, seconds)
+        before = self.evaluations.get(PROGRESSIVE)
+        self.evaluations[PROGRESSIVE] = after_part(before, part, quality, more)
+        self.logbook.evaluated(PROGRESSIVE, {"rows": float(quality.sums[0]), **quality.compute(), **more}, seconds)
 
     def is_scored_ahead(self, part: int) -> bool:
         """Whether that was done."""
-        return progressive.is_scored(self.evaluations.get(progressive.NAME), part)
+        return is_scored(self.evaluations.get(PROGRESSIVE), part)
 
     def swept(self, keys: Mapping[str, KeyCounts]) -> None:
         """Keep what the dynamic table of each keyed feature holds at a pause, and say it if its table was full."""
@@ -189,11 +192,31 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def event_writer(folder: Path, examples: int) -> EventWriter | None:
-    """A writer of TensorBoard's events, or None, with a message, where TensorBoard is not installed."""
-    try:
-        from ssmpi.trainer.metrics.events import EventWriter
-    except ImportError:
-        log.info("no TensorBoard events: pip install 'ssmpi[tensorboard]' to have them")
-        return None
-    return EventWriter(folder, examples)
+def after_part(
+    found: Mapping[str, Any] | None, part: int, quality: Quality, more: Mapping[str, float]
+) -> dict[str, dict[str, Any]]:
+    """Progressive validation (Blum, Kalai, Langford, COLT 1999): every part of the data is scored before it is trained
+    on, so each figure is of rows that the model has not seen. What ``found`` becomes with one more ``part``: figures of
+    the ``last`` one, and of the ``whole`` run. AUC and GAUC of the whole run are the mean of the parts', weighted
+    by the rows that they are over; everything else is that of all rows.
+    """
+    sums, own = dict(zip(SUMS, quality.sums.tolist(), strict=True)), quality.compute()
+    window = {"rows": sums["examples"], "clicks": sums["positives"], "predicted_clicks": sums["score"], **own, **more}
+    window["rows_of_auc"] = 0.0 if math.isnan(own["auc"]) else window["rows"]
+    if GAUC in more:
+        window["rows_of_gauc"] = window["rows"] * more["gauc_share"]
+    before: Mapping[str, Any] = found["whole"] if found else {}
+    whole = {name: before.get(name, 0.0) + window[name] for name in ADDED if name in window}
+    for name, rows in MEANS.items():
+        if rows in window:
+            parts = [(each[name], each[rows]) for each in (before, window) if each.get(rows)]
+            whole[name] = sum(value * count for value, count in parts) / whole[rows] if parts else math.nan
+    rate = whole["clicks"] / whole["rows"]
+    whole["ne"] = whole["log_loss"] / entropy(rate) if 0 < rate < 1 else math.nan
+    whole["calibration"] = whole["predicted_clicks"] / whole["clicks"] if whole["clicks"] else math.nan
+    return {"last": {**window, "part": part}, "whole": {**whole, "parts": before.get("parts", 0) + 1}}
+
+
+def is_scored(found: Mapping[str, Any] | None, part: int) -> bool:
+    """Whether a part has been scored already."""
+    return found is not None and int(found["last"]["part"]) >= part

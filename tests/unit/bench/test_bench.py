@@ -630,7 +630,7 @@ def bench(*arguments):
     ("pattern", "close"),
     [
         ("threadss", "'threads'"),
-        ("zzz|network", "'networks'"),
+        ("zzz|netwerks", "'networks'"),
         ("ssmpi*1x1 nome", "'ssmpi 1x1 none, 128, fp32'"),
         ("PyTorch", "'pytorch 2t, 128, fp32'"),
     ],

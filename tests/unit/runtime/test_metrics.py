@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssmpi.runtime.quality import Quality, entropy
-from ssmpi.trainer.metrics.display import describe
+from ssmpi.trainer.metrics.fields import describe
 
 
 def draw(rows, seed=0, spread=2.0):

@@ -18,7 +18,7 @@ from ssmpi.model.replica import ThreadModel
 from ssmpi.runtime.quality import Quality
 from ssmpi.tools.report import table
 from ssmpi.trainer import build_trainer, trainer
-from ssmpi.trainer.metrics import progressive
+from ssmpi.trainer.metrics import results
 from ssmpi.trainer.metrics.results import plain
 
 PARTS = (
@@ -155,9 +155,9 @@ def test_windows_add_up(windows):
         quality = Quality()
         quality.add(*(np.array(column, np.float32) for column in zip(*rows, strict=True)))
         whole.merge(quality)
-        assert not progressive.is_scored(found, part)
-        found = json.loads(json.dumps(plain(progressive.after(found, part, quality, {}))))
-        assert progressive.is_scored(found, part)
+        assert not results.is_scored(found, part)
+        found = json.loads(json.dumps(plain(results.after_part(found, part, quality, {}))))
+        assert results.is_scored(found, part)
     expected = whole.compute()
     for name in ("log_loss", "accuracy", "ne", "calibration"):
         value = math.nan if found["whole"][name] is None else found["whole"][name]

@@ -35,7 +35,7 @@ from ssmpi.tools.export import export
 from ssmpi.tools.report import plot
 from ssmpi.tools.report.page import drawings
 from ssmpi.tools.tensor_files import SAFETENSORS, TORCH, write_safetensors, write_torch
-from ssmpi.trainer.metrics.jsonl import JsonlFile
+from ssmpi.trainer.metrics.log_files import JsonlFile
 
 
 @pytest.fixture(scope="module")

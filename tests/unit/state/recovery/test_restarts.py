@@ -35,7 +35,7 @@ from ssmpi.state.recovery.left_memory import MemoryPlace
 from ssmpi.state.recovery.start import ResumePlan, Supervised
 from ssmpi.state.recovery.state import Left, RecoveryState
 from ssmpi.state.request import RunRequest
-from ssmpi.tools.report import reader
+from ssmpi.tools.report import record as reader
 from ssmpi.trainer.metrics.results import RunResults
 
 

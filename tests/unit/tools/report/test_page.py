@@ -20,8 +20,7 @@ from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.tools import report
 from ssmpi.tools.report import figures
 from ssmpi.tools.report.groups import by_settings
-from ssmpi.tools.report.reader import read
-from ssmpi.tools.report.record import Record
+from ssmpi.tools.report.record import Record, read
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01", "evaluate.per_pass=2")
 VOID = {"meta", "img", "source", "link", "br"}

@@ -29,7 +29,7 @@ from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.tools import report
 from ssmpi.trainer import control
 from ssmpi.trainer.metrics.fields import FIELDS, KEYS, KINDS, RECOVERY, markdown
-from ssmpi.trainer.metrics.jsonl import JsonlFile
+from ssmpi.trainer.metrics.log_files import JsonlFile
 from ssmpi.trainer.metrics.metric_logger import EarlierLog, MetricLogger
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")

@@ -13,8 +13,7 @@ from ssmpi.runtime.topology import Topology
 from ssmpi.runtime.traffic import COUNTED
 from ssmpi.trainer.metrics import metric_logger
 from ssmpi.trainer.metrics.metric_logger import MetricLogger
-from ssmpi.trainer.metrics.slow_trainers import PaceWatch, slow_trainers
-from ssmpi.trainer.metrics.trainer_report import TrainerReport
+from ssmpi.trainer.metrics.trainer_report import PaceWatch, TrainerReport, slow_trainers
 
 
 @pytest.mark.parametrize(

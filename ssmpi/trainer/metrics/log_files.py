@@ -1,10 +1,11 @@
-"""An append-only text file of whole lines, on a disk that may be full or hang for a while: logging must neither end nor
-hold up the run.
+"""The files that a run's metrics go to: an append-only text file of whole lines, on a disk that may be full or hang for
+a while, because logging must neither end nor hold up the run; and TensorBoard's events.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -59,3 +60,37 @@ class JsonlFile:
         if lost := self._waiting.count(b"\n"):
             log.error(f"error: {self._path} lacks its last {lost} lines: the disk did not take them")
         self._file.close()
+
+
+class EventWriter:
+    """TensorBoard's events in a file in ``folder``, by TensorBoard's own writer: that of torch would import torch, for
+    seconds. Steps from ``first`` on are repeated: TensorBoard drops those in files of an earlier job. ImportError
+    without TensorBoard.
+    """
+
+    def __init__(self, folder: Path, first: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary, self._file = Event, Summary, EventFileWriter(str(folder))
+        start = SessionLog(status=SessionLog.START)
+        self._file.add_event(Event(wall_time=time.time(), step=first, session_log=start))
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """One point of the curve ``name``; OSError where it cannot be written."""
+        summary = self._summary(value=[self._summary.Value(tag=name, simple_value=value)])
+        self._file.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._file.close()
+
+
+def event_writer(folder: Path, examples: int) -> EventWriter | None:
+    """A writer of TensorBoard's events, or None, with a message, where TensorBoard is not installed."""
+    try:
+        return EventWriter(folder, examples)
+    except ImportError:
+        log.info("no TensorBoard events: pip install 'ssmpi[tensorboard]' to have them")
+        return None
