@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssmpi.bench import data
+from ssmpi.bench import contenders, data
 from ssmpi.bench.contenders import PYTORCH, SSMPI, TUNED, Contender
 from ssmpi.bench.jobs import Jobs
 from ssmpi.bench.plain_pytorch import BatchSource, Column, collated
 from ssmpi.bench.reporting import say
-from ssmpi.bench.throughput import contenders
 from ssmpi.bench.windows import Timing, median, spent
 from ssmpi.config import Config, load
 from ssmpi.model import reference
