@@ -35,7 +35,7 @@ from ssmpi.state.recovery.left_memory import MemoryPlace
 from ssmpi.state.recovery.start import ResumePlan, Supervised
 from ssmpi.state.recovery.state import Left, RecoveryState
 from ssmpi.state.request import RunRequest
-from ssmpi.tools.report import record as reader
+from ssmpi.tools import report
 from ssmpi.trainer.metrics.results import RunResults
 
 
@@ -365,7 +365,7 @@ def test_a_damaged_record_of_recoveries_is_named_and_kept(tmp_path, text):
     results = RunResults(tmp_path, SimpleNamespace(log_seconds=1.0, tensorboard=False), Topology(), 0)
     results.finish(stopped=False)
     assert "recoveries" not in json.loads((tmp_path / "result.json").read_text())
-    found = reader.read(tmp_path)
+    found = report.read(tmp_path)
     assert found.recoveries == []
     assert any(problem.endswith("its recoveries are not known") for problem in found.missing)
 
