@@ -148,12 +148,6 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
         "facebookresearch/dlrm has it; with train, tokens that only they have become id 1 (rare)",
     )
     add(
-        "--id-order",
-        choices=("frequency", "dlrm"),
-        default="frequency",
-        help="by count (default), or by first appearance from 0 as facebookresearch/dlrm has it, for cross-checks",
-    )
-    add(
         "--split",
         metavar="KIND",
         help="kaggle: last seventh halved into test and validation; days: last file halved; none; or fractions for "

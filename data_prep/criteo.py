@@ -23,7 +23,7 @@ from data_prep.raw.pieces import TextPiece
 from data_prep.raw.sources import TextStream, open_sources
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.encoding import in_memory
-from data_prep.vocabulary.vocabulary_file import read_vocabulary
+from data_prep.vocabulary.vocabulary_file import reusable_vocabulary
 from ssmpi.data.schema import Manifest
 from ssmpi.runtime.errors import DataError
 
@@ -44,14 +44,14 @@ def encode(
     Yields (ids int32 (n, 26), dense float32 (n, 13), label uint8 (n,) or None for unlabelled files); n varies.
     ``vocabulary_file`` may be a prepared folder. Raises DataError at the first bad row, naming file and line.
     """
-    encoder = in_memory(read_vocabulary(Path(vocabulary_file)))
+    encoder = in_memory(reusable_vocabulary(Path(vocabulary_file)))
     sources = open_sources([Path(path) for path in raw_paths])
     labelled = have_labels(sources, skip_bad_rows=False)
     parse = BlockParser(labelled)
     for source in sources:
         with TextStream(source) as stream:
             piece = (source.index, 0)
-            opened = TextPiece(piece=piece, start=0, stop=1 << 62, stream=stream, source=source, parse=parse)
+            opened = TextPiece(piece=piece, stop=1 << 62, stream=stream, source=source, parse=parse)
             for text, offset in stream.blocks(opened.stop):
                 rows = parse(text, offset, opened)
                 ids = np.ascontiguousarray(encoder.ids(rows).T)
@@ -68,7 +68,7 @@ def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Pre
     labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
     kind, name = options.chosen_split(labelled=labelled, days=are_days(sources))
     given = options.vocabulary
-    checksum = ranks.first(lambda: file_checksum(read_vocabulary(given).path)) if given is not None else None
+    checksum = ranks.first(lambda: file_checksum(reusable_vocabulary(given).path)) if given is not None else None
     identity = (
         options.identity() | {"split": kind, "split_name": name, "labelled": labelled, "vocabulary": checksum} | base
     )

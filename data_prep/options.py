@@ -11,7 +11,6 @@ from ssmpi.data.features import Features
 from ssmpi.data.schema import SPLITS
 from ssmpi.runtime.errors import UserError
 
-FREQUENCY, DLRM = "frequency", "dlrm"
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"
 BASE_BYTES = 256 << 20  # interpreter, compiled code and text blocks
 ORDERING_BYTES = 40  # per token of a feature: token, count, their order, and the sorted copies
@@ -32,16 +31,10 @@ def shard_row_bytes(features: Features) -> int:
     return 4 * len(features.sparse) + 4 * wide + 4 * len(features.dense) + 1
 
 
-def most_packed_bytes(features: Features) -> int:
-    """The most bytes of a packed row, without the ids of lists."""
-    return 4 * len(features.sparse) + 4 * len(features.keyed) + 8 * len(features.dense) + 1
-
-
 @dataclass(frozen=True)
 class PrepareOptions:
     """The arguments of one preparation. ``max_ind_range`` 0 means no limit; ``split`` None is chosen from the input.
-    ``extend_vocabulary`` is the vocabulary that the fitted one begins with, which has its own ``id_order`` and
-    ``max_ind_range``.
+    ``extend_vocabulary`` is the vocabulary that the fitted one begins with, which has its own ``max_ind_range``.
     """
 
     output: Path
@@ -50,7 +43,6 @@ class PrepareOptions:
     vocabulary: Path | None = None
     extend_vocabulary: Path | None = None
     fit_on: str = "all"
-    id_order: str = FREQUENCY
     split: str | None = None
     split_name: str | None = None
     shuffle: bool = True
@@ -73,19 +65,8 @@ class PrepareOptions:
             parse_fractions(self.split or "")
         if self.split_name is not None and (self.split != "none" or self.split_name not in SPLITS):
             raise UserError(f"--split-name goes with --split none and is one of {', '.join(SPLITS)}")
-        if self.id_order == DLRM and (self.min_count != 1 or self.fit_on != "all"):
-            raise UserError(
-                "--id-order dlrm has no id for rare or unseen tokens: leave out --min-count and --fit-on train"
-            )
-        if self.vocabulary is not None and (self.min_count, self.max_ind_range, self.fit_on, self.id_order) != (
-            1,
-            0,
-            "all",
-            FREQUENCY,
-        ):
-            raise UserError(
-                "--vocabulary brings its own --min-count, --max-ind-range, --fit-on and --id-order: leave them out"
-            )
+        if self.vocabulary is not None and (self.min_count, self.max_ind_range, self.fit_on) != (1, 0, "all"):
+            raise UserError("--vocabulary brings its own --min-count, --max-ind-range and --fit-on: leave them out")
 
     @property
     def table_bytes(self) -> int:
@@ -96,13 +77,13 @@ class PrepareOptions:
         """The maximum of private bytes per rank in either pass, assuming the shortest possible rows; ``counting``
         tokens. Sorting a vocabulary has a separate bound.
         """
-        packed = most_packed_bytes(features)
+        packed = shard_row_bytes(features)  # at most
         piece = self.piece_bytes // (len(features.dense) + len(features.sparse)) * (packed + 16)
         if features.lists:  # an id takes two bytes of text at least, and four twice in memory
             piece += 4 * self.piece_bytes
         copies = 3 if features.weighted else 2  # of the ids of a shard
         lists = copies * list_id_bytes(features) * sum(one.longest for one in features.lists.values())
-        shard = min(self.shard_rows, rows) * (packed + shard_row_bytes(features) + 8 + lists)
+        shard = min(self.shard_rows, rows) * (2 * packed + 8 + lists)
         return BASE_BYTES + max(3 * self.table_bytes * counting, self.table_bytes * counting + piece, shard)
 
     def ordering_bound(self, rows: int) -> int:
@@ -122,8 +103,14 @@ class PrepareOptions:
 
     def identity(self) -> dict[str, Any]:
         """Everything that the output depends on apart from the sources; no paths."""
-        names = ("min_count", "max_ind_range", "fit_on", "id_order", "split", "split_name", "shuffle", "seed")
-        return {name: getattr(self, name) for name in (*names, "shard_rows", "skip_bad_rows", "piece_bytes")} | {
+        before, after = (
+            ("min_count", "max_ind_range", "fit_on"),
+            ("split", "split_name", "shuffle", "seed", "shard_rows"),
+        )
+        return {
+            **{name: getattr(self, name) for name in before},
+            "id_order": "frequency",  # the only one by now
+            **{name: getattr(self, name) for name in (*after, "skip_bad_rows", "piece_bytes")},
             "vocabulary": self.vocabulary is not None,
             "recipe": RECIPE,
         }

@@ -1,6 +1,6 @@
-"""The passes of every preparation, from raw files to the manifest. Both read the raw files, unless nothing has to be
-known of all rows before one can be packed: then the first keeps packed rows for the second. A format that takes long to
-decode keeps rows as they are read (``RowFormat.keep``), and the second pass gets them from there.
+"""The passes of every preparation, from raw files to the manifest. The first checks all rows and counts what has to be
+known of them, the second encodes them. Both read the raw files, unless the format keeps rows as they are read
+(``RowFormat.keep``) and the disk has room for them: then the second pass gets them from there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from data_prep.preparation import Piece, Preparation, RawSource
 from data_prep.progress import ProgressBar, say
 from data_prep.ranks import Ranks, RawDataError
 from data_prep.raw.sources import CHANGED, whole_digest
-from data_prep.scratch import Scratch
 from data_prep.shards.gather import write_shards
 from data_prep.shards.list_ids import packed_limits
 from data_prep.shards.needs import announce, check_space_again, gigabytes
 from data_prep.shards.output_folder import WHOLE, OutputFolder
-from data_prep.shards.packer import Keeper, Packer
-from data_prep.shards.packing import row_bytes, widths
+from data_prep.shards.packing import Packer, row_bytes, widths
 from data_prep.shards.provenance import data_set_id, make_manifest, skipped_lines, summary
 from data_prep.shards.scatter import place, scatter
 from data_prep.shards.shard_layout import ShardLayout
@@ -68,24 +66,21 @@ def run(open_job: Callable[[], Preparation]) -> Manifest:
 def _make(job: Preparation) -> Manifest:
     """Both passes, from raw text to the manifest."""
     options, ranks = job.options, job.ranks
-    packer = None if job.awaits else _packer(job, unfitted_vocabulary(job) if job.fitting else _given_vocabulary(job))
-    found = _first_pass(job, packer)
+    found = _first_pass(job)
     job.format.check(found.records, job.sources, fitting=job.fitting)
     ranges = _split(job, found)
-    if packer is None:
-        vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
-        packer = _packer(job, vocabulary, found)
-    vocabulary = packer.encoder.vocabulary
+    vocabulary = _vocabulary(job, found, ranges)
     say(ranks, described(vocabulary, sum(record.rows for record in found.records)))
-    wide = packer.wide
+    features = job.format.features
+    wide = widths(packed_limits(features, vocabulary.cardinalities), features.key_columns, len(features.dense))
     ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
 
     layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
     placed = place(found.records, job.format.splits_rows)
     job.format.last_pass()
-    scatter(job, placed, packer, layout)
-    del packer  # shards take the memory and the disk of its tables
+    scatter(job, placed, Packer(shared(job, vocabulary), job.format, wide), layout)
+    # shards take the memory and the disk of the packer's tables
     ranks.first(lambda: drop_tables(job))
     common = {"data_set": data_set, "cardinalities": vocabulary.cardinalities}
     written = write_shards(job, placed, layout, wide, common)
@@ -96,18 +91,12 @@ def _make(job: Preparation) -> Manifest:
     return manifest
 
 
-def _first_pass(job: Preparation, packer: Packer | None) -> ScanResult:
-    """Check all rows; keep them if they can be packed, else count those that the vocabulary is fitted on, if they are
-    known before.
-    """
-    if packer:
-        return scan(job, SCAN, "check and encode", None, Keeper(job.work, packer, Scratch()).open)
-    if not job.fitting:
+def _first_pass(job: Preparation) -> ScanResult:
+    """Check all rows, and count those that the vocabulary is fitted on, if they are known before."""
+    if not job.fitting or job.format.hashes_alone or (job.fits_first_rows and not job.counts_rows_first):
         return scan(job, SCAN, "pass 1: check", None)
     if not job.fits_first_rows:
         return scan(job, SCAN, "pass 1: check and count", every_row)
-    if not job.counts_rows_first:
-        return scan(job, SCAN, "pass 1: check", None)
     pieces = job.format.count_rows(job)
     rows = [sum(n for (index, _), n in pieces if index == source.index) for source in job.sources]
     train = split_rows(job.identity["split"], rows, job.identity["split_name"]).get("train", (0, 0))
@@ -119,12 +108,10 @@ def _first_pass(job: Preparation, packer: Packer | None) -> ScanResult:
     return found
 
 
-def _packer(job: Preparation, vocabulary: Vocabulary, found: ScanResult | None = None) -> Packer:
-    """How rows are packed; ``found``: of them, where that says how large their values are."""
-    largest = job.format.largest([record.largest for record in found.records] if found else [])
-    features = job.format.features
-    wide = widths(packed_limits(features, vocabulary.cardinalities), features.key_columns, largest)
-    return Packer(shared(job, vocabulary), job.format, wide)
+def _vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocabulary:
+    if not job.fitting:
+        return _given_vocabulary(job)
+    return unfitted_vocabulary(job) if job.format.hashes_alone else fit_vocabulary(job, found, ranges)
 
 
 def compare_views(sources: list[RawSource], ranks: Ranks) -> None:

@@ -72,10 +72,10 @@ class Unit:
 
 @dataclass
 class Tally:
-    """What pass 1 counts: ``missing`` int64 (fields,); ``largest`` int64 (dense,), the largest packed values, of tables
-    the largest absolute ones; ``splits`` int64 (3,), the rows of each split where rows say theirs; ``moments`` float64
-    (dense, 3): number, sum and sum of squares of the values of counted rows that are not missing; ``times``: the first
-    and the last, where rows are to be in their order; ``listed``: tokens of all lists.
+    """What pass 1 counts: ``missing`` int64 (fields,); ``largest`` int64 (dense,): largest absolute values, of tables;
+    ``splits`` int64 (3,), the rows of each split where rows say theirs; ``moments`` float64 (dense, 3): number, sum and
+    sum of squares of the values of counted rows that are not missing; ``times``: the first and the last, where rows are
+    to be in their order; ``listed``: tokens of all lists.
     """
 
     missing: np.ndarray
@@ -123,9 +123,13 @@ class OpenPiece(Protocol):
     """A piece being read; ``last``, ``digest`` and ``skipped`` are valid after ``blocks`` has been iterated to its
     end."""
 
-    piece: Piece
-    start: int  # byte or row of the source, for the order of first appearance
-    source: RawSource
+    @property
+    def piece(self) -> Piece:
+        """Source and number of the piece."""
+
+    @property
+    def source(self) -> RawSource:
+        """The raw file."""
 
     @property
     def last(self) -> bool:
@@ -153,9 +157,9 @@ class RowFormat(ABC):
     features: Features
     transform: str  # of dense values, for people
     token_type: type[np.unsignedinteger[Any]] = np.uint32
-    packs_floats = False  # packed dense values are bits of float32 (else integers, of which shards get logarithms)
     knows_rows = False  # its files say how many rows they have; else lines are counted
     splits_rows = False  # rows say in which split they are; else splits are ranges of rows
+    hashes_alone = False  # all tokens are hashed and no dense value is scaled: what is fitted depends on no row
 
     @abstractmethod
     def units(self, job: Preparation) -> list[Unit]:
@@ -178,12 +182,8 @@ class RowFormat(ABC):
         """All pieces of the job, in input order, and how many rows each has if none is bad. Every rank calls it."""
 
     @abstractmethod
-    def largest(self, found: Sequence[Sequence[int]]) -> list[int]:
-        """The largest packed value of each dense feature, from those of the pieces."""
-
-    @abstractmethod
-    def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
-        """Dense values as they are packed, int64 (rows, dense). ``fitted``: what the vocabulary records of them."""
+    def dense_values(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
+        """Dense values as shards have them, float32 (rows, dense). ``fitted``: what the vocabulary records of them."""
 
     def fitted(self, moments: np.ndarray) -> dict[str, Any]:
         """What the vocabulary is to record, from moments float64 (dense, 3) of all counted rows."""
@@ -206,12 +206,12 @@ class RowFormat(ABC):
         """The range of a feature whose tokens are hashed instead of counted; 0 for others."""
         return 0
 
-    def kept_bytes(self) -> int:
+    def kept_bytes(self, sources: Sequence[RawSource]) -> int:
         """The most bytes of disk for the rows that one pass keeps for the next; 0: every pass reads the raw files."""
         return 0
 
     def keep(self, folder: Path) -> None:  # noqa: B027
-        """Keep rows in files of a folder from now on."""
+        """Keep rows in files of a folder from now on: those of a piece that was kept are read from there."""
 
     def last_pass(self) -> None:  # noqa: B027
         """From now on each piece is read for the last time."""
@@ -222,7 +222,7 @@ class RowFormat(ABC):
 
     @abstractmethod
     def awaits(self, *, fitting: bool) -> list[str]:
-        """What has to be known of all rows before any can be packed, for people; empty if nothing. ``fitting`` a
+        """What has to be known of all rows before any can be encoded, for people; empty if nothing. ``fitting`` a
         vocabulary rather than given one.
         """
 
@@ -255,7 +255,7 @@ class Preparation:
 
     @property
     def awaits(self) -> list[str]:
-        """What has to be known of all rows before any can be packed; else the raw files are read once."""
+        """What has to be known of all rows before any can be encoded."""
         return self.format.awaits(fitting=self.fitting)
 
     @property

@@ -52,8 +52,7 @@ def train(folder):
 
 def prepare(folder):
     ssmpi_prepare(["synthesize", str(folder / "raw"), "--rows", "2000", "--scale", "0.0001"])
-    for order in ("frequency", "dlrm"):
-        ssmpi_prepare(["criteo", str(folder / "raw" / "train.txt"), "-o", str(folder / order), "--id-order", order])
+    ssmpi_prepare(["criteo", str(folder / "raw" / "train.txt"), "-o", str(folder / "data")])
 
 
 if __name__ == "__main__":

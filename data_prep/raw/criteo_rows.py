@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowF
 from data_prep.ranks import BadRowError
 from data_prep.raw.diagnosis import FIELDS, diagnose, shorten
 from data_prep.raw.fields import Integer
-from data_prep.raw.parser import ParsedRows, count_rows, parse, room_for, row_end
+from data_prep.raw.parser import ParsedRows, count_rows, logarithms, parse, room_for, row_end
 from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
 from data_prep.raw.sources import TextStream, estimated_lines, line_of, mark_size
 from ssmpi.data.features import CRITEO
@@ -77,17 +77,13 @@ class CriteoFormat(RowFormat):
         return estimated_lines(source)
 
     def awaits(self, *, fitting: bool) -> list[str]:
-        """The vocabulary, and how many bytes integers need."""
-        return ["the vocabulary"] * fitting + ["the largest integers"]
+        """The vocabulary."""
+        return ["the vocabulary"] * fitting
 
-    def largest(self, found: Sequence[Sequence[int]]) -> list[int]:
-        """The largest integer of each column."""
-        return np.max(found, axis=0).tolist()
-
-    def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
-        """The integers; ``unpack`` takes their logarithms."""
+    def dense_values(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
+        """The logarithms of the integers."""
         assert isinstance(rows, ParsedRows)
-        return rows.integers
+        return logarithms(rows.integers)
 
 
 def have_labels(sources: list[RawSource], skip_bad_rows: bool) -> bool:

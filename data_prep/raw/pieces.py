@@ -42,7 +42,6 @@ class TextPiece:
     """A piece of text being read, an ``OpenPiece``; ``parse`` makes rows of whole lines of it."""
 
     piece: Piece
-    start: int
     stop: int
     stream: TextStream
     source: RawSource
@@ -133,7 +132,6 @@ def open_pieces(job: Preparation, unit: Unit, done: Container[Piece], parse: Par
             piece = (unit.source.index, number)
             opened = TextPiece(
                 piece=piece,
-                start=number * size,
                 stop=(number + 1) * size,
                 stream=stream,
                 source=unit.source,

@@ -29,7 +29,7 @@ def announce(job: Preparation) -> bool:
     files, ranks = counted(len(job.sources), "raw file"), counted(job.ranks.size, "rank")
     print(f"{files}, {size}, about {counted(rows, 'row')}, {kind}, {ranks}")
     output, temporary = _disk_need(job, rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows * job.counting)
-    kept = job.format.kept_bytes() if job.awaits else 0
+    kept = job.format.kept_bytes(job.sources)
     keeps = 0 < kept <= _room(options.output)[0] - output - temporary
     print(_plan(job, keeps=keeps))
     if job.counting and options.fit_on == "all" and job.identity["split"] != "none":
@@ -63,18 +63,18 @@ def announce(job: Preparation) -> bool:
 
 def _plan(job: Preparation, *, keeps: bool) -> str:
     """How often the raw files are read, and why; ``keeps``: once, for their rows are kept."""
-    if not job.awaits:
-        return "passes: the files are read once; nothing has to be known of all rows before they can be encoded"
-    why = ", ".join(job.awaits)
+    why, lines_counted = ", ".join(job.awaits), job.counts_rows_first and not job.format.knows_rows
+    first = " their rows are counted first;" if lines_counted and not job.format.hashes_alone else ""
     if keeps:
-        return f"passes: the files are read once, and their rows kept on the disk: to encode them needs {why}"
-    if job.fits_first_rows and not job.counts_rows_first:
+        needs = f":{first} to encode them needs {why}" if why else ""
+        return f"passes: the files are read once, and their rows kept on the disk{needs}"
+    needs = f"for {why}" if why else "to check all rows"
+    if why and job.fits_first_rows and not job.counts_rows_first:
         return (
-            "passes: the files are read three times: to count good rows, which says which are trained on; for "
-            f"{why}; to encode"
+            "passes: the files are read three times: to count good rows, which says which are trained on; "
+            f"{needs}; to encode"
         )
-    first = " their rows are counted first;" if job.counts_rows_first and not job.format.knows_rows else ""
-    return f"passes: the files are read twice:{first} for {why}; to encode"
+    return f"passes: the files are read twice:{first} {needs}; to encode"
 
 
 def _refuse_crumbs(job: Preparation, rows: int) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from data_prep.files import file_checksum
-from data_prep.options import DLRM
 from data_prep.preparation import Preparation
 from data_prep.raw.sources import whole_digest
 from data_prep.shards.gather import WrittenShard
@@ -97,8 +96,6 @@ def _with_lengths(features: Features, written: Sequence[WrittenShard]) -> Featur
 
 def _about_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     about = {k: v for k, v in vocabulary.about.items() if k not in ("format", "version", "cardinalities", "sizes")}
-    if vocabulary.id_order == DLRM:
-        return about
     sizes = vocabulary.about["sizes"]
     totals = {str(least): sum(row[i] for row in sizes) for i, least in enumerate(STATED_MIN_COUNTS)}
     return {**about, "tokens_with_min_count": totals}

@@ -1,5 +1,4 @@
-"""Pass 2, first half: encode every piece, unless that was done when it was read, and write its packed rows grouped by
-shard.
+"""Pass 2, first half: encode every piece, and write its packed rows grouped by shard.
 
 A grouped piece is written once. It is not flushed to disk, which would take longer than computing it again: after a
 crash its checksum shows whether it is intact, and a restarted job continues with the next piece.
@@ -21,11 +20,12 @@ from data_prep.ranks import RawDataError
 from data_prep.raw.sources import CHANGED
 from data_prep.scratch import Scratch
 from data_prep.shards.list_ids import ListGrouping, item_type
-from data_prep.shards.packer import KeptPiece, Packer, file_crc
-from data_prep.shards.packing import group
+from data_prep.shards.packing import Packer
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.vocabulary.scan import PieceRecord
 from ssmpi.runtime.files import atomic_file
+
+READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,11 @@ class GroupedFile:
         """Whether it is intact on disk."""
         if not (self.path.is_file() and self._index.is_file()):
             return False
-        return file_crc(self.path) == int(np.load(self._index)[0])
+        checksum = 0
+        with self.path.open("rb") as file:
+            while part := file.read(READ_BYTES):
+                checksum = zlib.crc32(part, checksum)
+        return checksum == int(np.load(self._index)[0])
 
     @property
     def _index(self) -> Path:
@@ -145,13 +149,12 @@ class Grouping:
 
 
 def scatter(job: Preparation, placed: list[PlacedPiece], packer: Packer, layout: ShardLayout) -> None:
-    """Write the grouped pieces that do not exist yet, of rows that the first pass has kept or of raw ones."""
+    """Write the grouped pieces that do not exist yet."""
     by_key = {p.record.key: p for p in placed}
-    title = "pass 2: encode" if job.awaits else "group"
 
     def body() -> None:
         mine = job.deal()
-        with ProgressBar(job.ranks, title, sum(unit.bytes for unit in mine), "B") as progress:
+        with ProgressBar(job.ranks, "pass 2: encode", sum(unit.bytes for unit in mine), "B") as progress:
             placement = Destination(job.work, packer, layout, progress, Scratch())
             for unit in mine:
                 pieces = _pieces(unit, by_key)
@@ -175,18 +178,9 @@ def _pieces(unit: Unit, by_key: Mapping[Piece, PlacedPiece]) -> list[PlacedPiece
 
 
 def _done(placed: PlacedPiece, placement: Destination) -> bool:
-    """Whether a piece need not be read: it is grouped, or has been kept and is grouped now."""
-    if placed.record.rows == 0 or placed.saved(placement.work, lists=bool(placement.packer.of.features.lists)):
-        return True
-    kept = KeptPiece(placement.work, placed.record.key, placement.packer.row_bytes)
-    if not kept.intact(placed.record.rows):
-        return False
-    grouping = Grouping(placed, placement)
-    for rows, split in kept.blocks():
-        group(rows, grouping.next_shards(len(rows), split), grouping.at, grouping.out)
-    grouping.save()
-    kept.remove()
-    return True
+    """Whether a piece is grouped."""
+    lists = bool(placement.packer.of.features.lists)
+    return placed.record.rows == 0 or placed.saved(placement.work, lists=lists)
 
 
 def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, placement: Destination) -> None:

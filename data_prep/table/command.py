@@ -21,7 +21,7 @@ from data_prep.splits import parse_fractions
 from data_prep.table.schema import KEYS, MULTILINE, Schema, some
 from data_prep.table.schema_file import read_schema
 from data_prep.vocabulary import extension
-from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary
+from data_prep.vocabulary.vocabulary_file import Vocabulary, reusable_vocabulary
 from ssmpi.data.schema import Manifest
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
@@ -91,7 +91,7 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
             "split": kind,
             "split_name": options.split_name or ("train" if labelled else "test"),
             "labelled": labelled,
-            "vocabulary": checksum or (None if form.awaits(fitting=True) else OF_HASHES),
+            "vocabulary": checksum or (OF_HASHES if form.hashes_alone else None),
         }
         | base
     )
@@ -172,7 +172,7 @@ def _load(name: str) -> Any:
 
 def _vocabulary(given: Path, schema: Schema) -> str:
     """The checksum of a given vocabulary; DataError if it is of other columns."""
-    vocabulary = read_vocabulary(given)
+    vocabulary = reusable_vocabulary(given)
     _check_columns(schema, vocabulary)
     return file_checksum(vocabulary.path)
 

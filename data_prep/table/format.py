@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.preparation import RawSource, RowFormat, Rows
+from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Unit
 from data_prep.ranks import RawDataError
 from data_prep.table.arrow_strings import StringReader, missing_values
 from data_prep.table.files import splits_of_files
+from data_prep.table.kept_rows import ROW_BYTES, VALUE_BYTES, KeptRows
 from data_prep.table.rows import RowBuilder, TableRows
 from data_prep.table.schema import KEYS, STRING, Schema, some
 from ssmpi.runtime.compiled.jit import njit
@@ -30,14 +33,15 @@ class TableFormat(RowFormat):
     """A table, in text or Parquet, as a schema describes it."""
 
     token_type = np.uint64
-    packs_floats = True
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         self.schema = schema
         self.features = schema.features
         self.transform = ", ".join(f"{name}: {column.transform}" for name, column in schema.dense.items()) or "none"
         self.splits_rows = schema.split.by != "rows"
-        self._kinds = schema.kinds()
+        self.hashes_alone = not (self.awaits(fitting=True) or schema.lists)  # lists as earlier versions had them
+        self._kinds, self._only_train = schema.kinds(), only_train
+        self._kept: KeptRows | None = None
         self._builder = RowBuilder(schema, seed, only_train, splits_of_files(schema, sources))
         self._missing, self._strings = missing_values(schema), StringReader(schema)
 
@@ -54,16 +58,39 @@ class TableFormat(RowFormat):
         return self.schema.sparse[self.features.sparse[feature]].type == STRING
 
     def awaits(self, *, fitting: bool) -> list[str]:
-        """Vocabularies, means and deviations, by column; and lists are not kept until their shards are known."""
+        """Vocabularies, means and deviations, by column."""
         counted = [name for name, column in self.schema.sparse.items() if not column.hash]
         scaled = [name for name, column in self.schema.dense.items() if column.transform == "standardize"]
         what = {"the vocabulary of": counted, "mean and deviation of": scaled}
-        found = [f"{text} {some(names, 3)}" for text, names in what.items() if names and fitting]
-        return found + [f"the shards of the lists of {some(self.schema.lists, 3)}"] * bool(self.schema.lists)
+        return [f"{text} {some(names, 3)}" for text, names in what.items() if names and fitting]
 
-    def largest(self, found: Any) -> list[int]:
-        """All bits of float32."""
-        return [2**32 - 1] * len(self.features.dense)
+    def kept_bytes(self, sources: Sequence[RawSource]) -> int:
+        """Of values of at most ``VALUE_BYTES``; none of lists, of which nobody knows how long they are in text."""
+        if self.schema.lists:
+            return 0
+        return sum(map(self.estimated_rows, sources)) * (ROW_BYTES + VALUE_BYTES * len(self._kinds))
+
+    def keep(self, folder: Path) -> None:
+        """Parse a piece once, which takes longer than to write its rows and to read them."""
+        self._kept = KeptRows(folder, len(self.schema.dense), only_train=self._only_train)
+
+    def last_pass(self) -> None:
+        """Keep no more rows, and remove those that are kept as they are read."""
+        if self._kept:
+            self._kept.is_last_pass = True
+
+    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+        """Open the pieces of a unit, those that an earlier pass has kept if it has."""
+        if self._kept is None:
+            yield from self.read_pieces(job, unit, done)
+        elif pieces := self._kept.pieces_of(unit):
+            yield from (one for one in pieces if one.piece not in done)
+        else:
+            yield from map(self._kept.keeping, self.read_pieces(job, unit, done))
+
+    @abstractmethod
+    def read_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+        """Open the pieces of a unit of the raw file."""
 
     def fitted(self, moments: np.ndarray) -> dict[str, Any]:
         """Names, hashed features with their ranges or with keys, and mean and standard deviation of dense ones."""
@@ -109,8 +136,8 @@ class TableFormat(RowFormat):
             if column.transform == "none" and most >= UNSCALED
         ]
 
-    def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
-        """The bits of float32 values after their transforms."""
+    def dense_values(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
+        """The values after their transforms."""
         assert isinstance(rows, TableRows)
         out = np.empty((rows.rows, len(rows.dense)), dtype=np.float32)
         for f, column in enumerate(self.schema.dense.values()):
@@ -123,4 +150,4 @@ class TableFormat(RowFormat):
                 mean, deviation = fitted["scale"][f]
                 values = (values - mean) / deviation
             _put(values, out[:, f])
-        return out.view(np.uint32).astype(np.int64)
+        return out

@@ -1,20 +1,23 @@
-"""Rows of a table in files, as they were read: for a later pass, where decoding the raw file again takes longer.
+"""Rows of a table in files, as they were read: for a later pass, where parsing the raw file again takes longer.
 
-A block of rows is a line of JSON, with the kind and size of each of its arrays, and their bytes. Only the process that
-wrote the files reads them: so nothing is flushed to disk, and a job that is started again reads the raw file again.
+A block of rows is a line of JSON, with the bytes of the raw file that it took, and the kind and size of each of its
+arrays; and their bytes. Only the process that wrote the files reads them: so nothing is flushed to disk, and a job that
+is started again reads the raw file again.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_prep.preparation import OpenPiece, Piece, RawSource, Unit
 from data_prep.table.rows import TableRows
 from data_prep.tokens import Tokens
 from ssmpi.runtime.compiled.jit import njit
@@ -25,6 +28,104 @@ SAME = "same"  # as in the block before, such as the tokens of a dictionary
 ROW_BYTES, VALUE_BYTES = 10, 9  # at most, of a row without its columns, and of a value
 
 Arrays = list[Any]  # np.ndarray, or None where rows have none
+
+
+class KeptRows:
+    """The rows that this process keeps in ``folder``, of so many dense columns; ``only_train``: see ``TableRows``. In
+    the last pass each file is removed when it has been read, and no more rows are kept.
+    """
+
+    def __init__(self, folder: Path, columns: int, *, only_train: bool) -> None:
+        self.is_last_pass = False
+        self._folder, self._columns, self._only_train = folder, columns, only_train
+        self._pieces: dict[Piece, KeptPiece] = {}
+
+    def pieces_of(self, unit: Unit) -> list[KeptPiece]:
+        """Those of a unit, if all of them are kept."""
+        if unit.piece is not None:
+            piece = self._pieces.get((unit.source.index, unit.piece))
+            return [piece] if piece else []
+        kept = [self._pieces[key] for key in sorted(self._pieces) if key[0] == unit.source.index]
+        return kept if kept and kept[-1].last and len(kept) == kept[-1].piece[1] + 1 else []
+
+    def keeping(self, opened: OpenPiece) -> OpenPiece:
+        """A piece that is kept while it is read."""
+        return opened if self.is_last_pass else KeepingPiece(opened, self)
+
+    def writer(self, piece: Piece) -> RowWriter:
+        """For the rows of a piece."""
+        return RowWriter(self._folder / f"piece-{piece[0]:04d}-{piece[1]:06d}")
+
+    def add(self, opened: OpenPiece, paths: list[Path]) -> None:
+        """A piece whose rows are all in files now."""
+        kept = KeptPiece(self, paths, opened.piece, opened.source, opened.last, (opened.digest, opened.skipped))
+        self._pieces[opened.piece] = kept
+
+    def read(self, paths: list[Path]) -> Iterator[tuple[TableRows, int]]:
+        """The blocks of files, each with the bytes of the raw file that it took."""
+        arrays = Arrays()
+        for path in paths:
+            with atomic_file.naming(path), path.open("rb") as file:
+                while header := file.readline():
+                    taken, kinds = json.loads(header)
+                    before = arrays or [None] * len(kinds)
+                    arrays = [
+                        old if kind == SAME else kind and _read(file, *kind)
+                        for kind, old in zip(kinds, before, strict=True)
+                    ]
+                    yield _rows(arrays, self._columns, self._only_train), taken
+            if self.is_last_pass:
+                path.unlink()
+
+
+@dataclass(frozen=True)
+class KeepingPiece:
+    """An ``OpenPiece`` of a raw file whose rows are written to files as they are read."""
+
+    opened: OpenPiece
+    to: KeptRows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.opened, name)
+
+    def blocks(self) -> Iterator[tuple[TableRows, int]]:
+        """As those of the raw file."""
+        with self.to.writer(self.opened.piece) as writer:
+            for rows, taken in self.opened.blocks():
+                assert isinstance(rows, TableRows)
+                writer.write(rows, taken)
+                yield rows, taken
+        self.to.add(self.opened, writer.paths)
+
+
+@dataclass(frozen=True)
+class KeptPiece:
+    """An ``OpenPiece`` whose rows are in files; ``found``: checksum and skipped rows of the raw file."""
+
+    of: KeptRows
+    paths: list[Path]
+    piece: Piece
+    source: RawSource
+    last: bool
+    found: tuple[str, dict[str, list[int]]]
+
+    @property
+    def digest(self) -> str:
+        """The checksum of the piece of the raw file."""
+        return self.found[0]
+
+    @property
+    def skipped(self) -> dict[str, list[int]]:
+        """Its bad rows."""
+        return self.found[1]
+
+    def blocks(self) -> Iterator[tuple[TableRows, int]]:
+        """As those of the raw file."""
+        return self.of.read(self.paths)
+
+    def read_through(self) -> Iterator[int]:
+        """The bytes that blocks took of the raw file."""
+        return (taken for _, taken in self.blocks())
 
 
 class RowWriter:
@@ -43,8 +144,8 @@ class RowWriter:
         if self._out:
             self._out.close()
 
-    def write(self, rows: TableRows) -> None:
-        """Append a block."""
+    def write(self, rows: TableRows, taken: int) -> None:
+        """Append a block, which took so many bytes of the raw file."""
         last, self._last = self._last, _arrays(rows)
         header: list[object] = []
         new = []
@@ -56,7 +157,7 @@ class RowWriter:
                 new.append(array)
         out = self._file()
         with atomic_file.naming(self.paths[-1]):
-            for array in (np.frombuffer(json.dumps(header).encode() + b"\n", np.uint8), *new):
+            for array in (np.frombuffer(json.dumps([taken, header]).encode() + b"\n", np.uint8), *new):
                 self._left -= array.nbytes
                 atomic_file.write_all(out, array)
 
@@ -68,25 +169,6 @@ class RowWriter:
                 self._out = FileIO(self.paths[-1], "w")  # without a buffer: closing it could find the disk full
             self._left = FILE_BYTES
         return self._out
-
-
-def read_rows(paths: Sequence[Path], columns: int, *, only_train: bool, last: bool) -> Iterator[TableRows]:
-    """The blocks of files, of so many dense columns; ``only_train``: see ``TableRows``; ``last``: each file is removed
-    when it has been read.
-    """
-    arrays = Arrays()
-    for path in paths:
-        with atomic_file.naming(path), path.open("rb") as file:
-            while header := file.readline():
-                kinds = json.loads(header)
-                before = arrays or [None] * len(kinds)
-                arrays = [
-                    old if kind == SAME else kind and _read(file, *kind)
-                    for kind, old in zip(kinds, before, strict=True)
-                ]
-                yield _rows(arrays, columns, only_train)
-        if last:
-            path.unlink()
 
 
 def _read(file: BufferedReader, kind: str, size: int) -> np.ndarray:

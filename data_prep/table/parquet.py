@@ -6,7 +6,6 @@ import contextlib
 import zlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +18,6 @@ from data_prep.table.arrow_lists import are_lists, usual, without_views
 from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import partition_columns, require_columns
 from data_prep.table.format import TableFormat
-from data_prep.table.kept_rows import ROW_BYTES, VALUE_BYTES, RowWriter, read_rows
 from data_prep.table.rows import Place, Problem, TableRows, without
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from ssmpi.runtime.errors import DataError
@@ -51,15 +49,6 @@ class Groups:
     rows: int
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Files of rows, and what reading them from the Parquet file has found."""
-
-    paths: list[Path]
-    digest: str
-    skipped: dict[str, list[int]]
-
-
 @dataclass
 class ParquetPiece:
     """An ``OpenPiece`` of row groups."""
@@ -70,35 +59,20 @@ class ParquetPiece:
     groups: Groups
     last: bool
     skips: bool
-    start: int = 0
     digest: str = ""
     skipped: dict[str, list[int]] = field(default_factory=dict)
 
     def blocks(self) -> Iterator[tuple[TableRows, int]]:
-        """(Rows, the share of the file's bytes that they take); those that an earlier pass has kept, if it has."""
-        kept = self.of.kept.get(self.piece)
-        if kept:
-            self.digest, self.skipped = kept.digest, kept.skipped
-        for rows in self.of.kept_rows(kept) if kept else self._decoded():
-            yield rows, (self.groups.stop - self.groups.start) * rows.rows // self.groups.rows
-
-    def _decoded(self) -> Iterator[TableRows]:
-        """The rows of the file, which are kept for later passes if the table keeps any."""
+        """(Rows, the share of the file's bytes that they take)."""
         for _ in self.read_through():
             pass
-        row, place, path = 0, Place(*self.piece), self.of.path_of(self.piece)
-        with RowWriter(path) if path else contextlib.nullcontext() as keeper:
-            for batch in self.of.batches(self.source, self.groups):
-                rows, bad = self.of.build(batch, place)
-                for at in sorted(bad):
-                    self._refuse(self.groups.row + row + at, *bad[at])
-                row += batch.num_rows
-                rows = without(rows, bad) if bad else rows
-                if keeper:
-                    keeper.write(rows)
-                yield rows
-        if keeper:
-            self.of.kept[self.piece] = Kept(keeper.paths, self.digest, self.skipped)
+        row, place, size = 0, Place(*self.piece), self.groups.stop - self.groups.start
+        for batch in self.of.batches(self.source, self.groups):
+            rows, bad = self.of.build(batch, place)
+            for at in sorted(bad):
+                self._refuse(self.groups.row + row + at, *bad[at])
+            row += batch.num_rows
+            yield without(rows, bad) if bad else rows, size * batch.num_rows // self.groups.rows
 
     def read_through(self) -> Iterator[int]:
         """Read the bytes of the row groups for their checksum."""
@@ -124,10 +98,6 @@ class ParquetTable(TableFormat):
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         super().__init__(schema, sources, seed, only_train)
-        self._only_train = only_train
-        self._folder: Path | None = None
-        self._last_pass = False
-        self.kept: dict[Piece, Kept] = {}
         self._constants: list[dict[str, pa.Scalar]] = []
         self._metadata = [self._open(source) for source in sources]
         if not any(metadata.num_rows for metadata in self._metadata):
@@ -142,7 +112,7 @@ class ParquetTable(TableFormat):
             for number, groups in enumerate(pieces)
         ]
 
-    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+    def read_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
         """The one piece of the unit."""
         assert unit.piece is not None
         piece = (unit.source.index, unit.piece)
@@ -167,28 +137,6 @@ class ParquetTable(TableFormat):
             for source, pieces in zip(job.sources, cut, strict=True)
             for number, groups in enumerate(pieces)
         ]
-
-    def kept_bytes(self) -> int:
-        """Of values of at most ``VALUE_BYTES``; none of lists, of which nobody knows how long they are in text."""
-        if self.schema.lists:
-            return 0
-        return sum(about.num_rows for about in self._metadata) * (ROW_BYTES + VALUE_BYTES * len(self._kinds))
-
-    def keep(self, folder: Path) -> None:
-        """Decode a piece once, which takes longer than to write its rows and to read them."""
-        self._folder = folder
-
-    def last_pass(self) -> None:
-        """Keep no more rows, and remove those that are kept as they are read."""
-        self._folder, self._last_pass = None, True
-
-    def path_of(self, piece: Piece) -> Path | None:
-        """Where the rows of a piece are to be kept, if they are."""
-        return self._folder and self._folder / f"piece-{piece[0]:04d}-{piece[1]:06d}"
-
-    def kept_rows(self, kept: Kept) -> Iterator[TableRows]:
-        """The rows of a piece that has been read."""
-        return read_rows(kept.paths, len(self.features.dense), only_train=self._only_train, last=self._last_pass)
 
     def batches(self, source: RawSource, groups: Groups) -> Iterator[pa.RecordBatch]:
         """The used columns of some row groups."""

@@ -54,7 +54,7 @@ class TextTable(TableFormat):
         """Pieces of equal bytes, and whole compressed files."""
         return units(job)
 
-    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+    def read_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
         """Open the pieces of a unit."""
         return open_pieces(job, unit, done, self._parse)
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from data_prep.files import save_array
 from data_prep.preparation import Preparation, Rows
-from data_prep.ranks import RawDataError
-from data_prep.vocabulary.lookup import look_up, lookup_bytes
+from data_prep.vocabulary.token_tables import look_up, lookup_bytes
 from data_prep.vocabulary.vocabulary_file import RESERVED_IDS, Vocabulary
 from ssmpi.data.schema import KEY_OF_ZERO, MISSING_ID, MISSING_KEY
 
@@ -25,21 +24,11 @@ class Encoder:
     tables: Sequence[np.ndarray]
 
     def ids(self, rows: Rows) -> np.ndarray:
-        """Ids int32 (features with ids, rows); DataError for an unseen token if the vocabulary has no id for it (dlrm
-        order).
-        """
+        """Ids int32 (features with ids, rows)."""
         with_ids = [f for f in range(self._single(rows)) if f not in self.vocabulary.keyed]
         ids = np.empty((len(with_ids), rows.rows), np.int32)
         for f, out in zip(with_ids, ids, strict=True):
             out[:] = self._ids_of(rows, f)
-        if not self.vocabulary.reserved and ids.size and ids.min() < 0:
-            row, feature = np.argwhere(ids.T < 0)[0]
-            token = rows.tokens_of(feature).modulo(self.vocabulary.max_ind_range).values[row]
-            raise RawDataError(
-                f"token {token:08x} of {self.vocabulary.names[feature]} is not in "
-                f"{self.vocabulary.path.name}, and dlrm order has no id for unseen tokens; use a "
-                "vocabulary in frequency order"
-            )
         return ids
 
     def keys(self, rows: Rows) -> np.ndarray:
@@ -65,7 +54,7 @@ class Encoder:
         if slots := self.vocabulary.hashed.get(feature):
             ids = RESERVED_IDS + (tokens.values % np.uint64(slots)).astype(np.int32)
             return tokens.by_row(np.where(tokens.missing, np.int32(MISSING_ID), ids))
-        return look_up(tokens, self.tables[feature], reserved=self.vocabulary.reserved)
+        return look_up(tokens, self.tables[feature])
 
 
 def in_memory(vocabulary: Vocabulary) -> Encoder:

@@ -1,6 +1,6 @@
 """``--extend-vocabulary``: a vocabulary for new rows that begins with that of earlier ones. Old tokens keep their ids,
 so that these mean the same in a model that was trained on the earlier rows; tokens that only the new rows have follow,
-by frequency (or first appearance). What was fitted besides, such as means of dense values, stays too.
+by frequency. What was fitted besides, such as means of dense values, stays too.
 
 The new vocabulary records the checksums of those it extends, directly or not: a model of any of them can be continued
 on its rows. Counts are those of the rows that a token was added by.
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.files import file_checksum
-from data_prep.options import FREQUENCY, PrepareOptions
-from data_prep.vocabulary.vocabulary_file import Merged, MergedFeature, Vocabulary, read_vocabulary
+from data_prep.options import PrepareOptions
+from data_prep.vocabulary.vocabulary_file import Merged, MergedFeature, Vocabulary, reusable_vocabulary
 from ssmpi.data.schema import EXTENDS
 from ssmpi.runtime.errors import DataError, UserError
 
@@ -24,7 +24,7 @@ LONGEST = 500  # checksums of 64 characters in an attribute of HDF5, which holds
 
 
 def opened(options: PrepareOptions, check: Callable[[Vocabulary], None]) -> tuple[PrepareOptions, dict[str, Any]]:
-    """The options with ``id_order`` and ``max_ind_range`` of the vocabulary to extend, which must pass ``check``, and
+    """The options with ``max_ind_range`` of the vocabulary to extend, which must pass ``check``, and
     what the preparation's identity says of it; both as they are without one.
     """
     given = options.extend_vocabulary
@@ -32,17 +32,14 @@ def opened(options: PrepareOptions, check: Callable[[Vocabulary], None]) -> tupl
         return options, {}
     if options.vocabulary is not None:
         raise UserError("--vocabulary fits no vocabulary and --extend-vocabulary fits one: leave one of them out")
-    if (options.max_ind_range, options.id_order) != (0, FREQUENCY):
-        raise UserError("--extend-vocabulary brings its own --max-ind-range and --id-order: leave them out")
+    if options.max_ind_range:
+        raise UserError("--extend-vocabulary brings its own --max-ind-range: leave it out")
     if options.output.resolve() in (given.resolve(), given.resolve().parent):
         raise UserError(f"--extend-vocabulary {given}: lies in --output {options.output}: give another --output")
-    base = read_vocabulary(given)
+    base = reusable_vocabulary(given)
     check(base)
     checksum = file_checksum(base.path)
-    return (
-        replace(options, id_order=base.id_order, max_ind_range=base.max_ind_range),
-        {EXTENDS: checksum},
-    )
+    return replace(options, max_ind_range=base.max_ind_range), {EXTENDS: checksum}
 
 
 def check_criteo(base: Vocabulary) -> None:
@@ -72,7 +69,7 @@ def unknown(known: np.ndarray, ranges: Merged) -> Merged:
 def extended(base: Vocabulary, feature: int, new: MergedFeature) -> MergedFeature:
     """A feature's tokens of ``base``, then ``new`` ones."""
     old = base.column(feature, "token")
-    counts = base.column(feature, "count") if base.reserved else np.zeros(len(old), np.int64)
+    counts = base.column(feature, "count")
     return MergedFeature(
         np.concatenate([old, new.tokens]),
         np.concatenate([counts, new.counts]),

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import load_json, save_array, save_json
-from data_prep.options import FREQUENCY
 from data_prep.preparation import Piece, Preparation
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
@@ -23,6 +22,7 @@ from data_prep.splits import Ranges
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.scan import FIT, PieceRecord, ScanResult, Window, scan
 from data_prep.vocabulary.vocabulary_file import (
+    FREQUENCY,
     RESERVED_IDS,
     STATED_MIN_COUNTS,
     Merged,
@@ -98,14 +98,14 @@ def training_rows(pieces: Iterable[tuple[Piece, int]], train: tuple[int, int]) -
 
 def _merge(job: Preparation, counts: Path, found: ScanResult) -> None:
     def body() -> None:
-        order, names = job.options.id_order, job.format.features.sparse
+        names = job.format.features.sparse
         mine = range(job.ranks.rank, len(names), job.ranks.size)
         with ProgressBar(job.ranks, "vocabulary", len(mine), " features") as progress:
             for f in mine:
                 place = job.work / "merged" / str(f)
                 if not place.with_suffix(".json").is_file():
                     least = job.format.least_count(f, job.options)
-                    merged = merge_feature(counts, found.parts, f, order, least, _new_tokens(job, f))
+                    merged = merge_feature(counts, found.parts, f, least, _new_tokens(job, f))
                     save_array(place.with_suffix(".tokens.npy"), merged.tokens)
                     save_array(place.with_suffix(".counts.npy"), merged.counts)
                     save_json(place.with_suffix(".json"), merged.sizes)
@@ -136,7 +136,7 @@ def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> No
 
     options, of = job.options, job.format
     about = {
-        "id_order": options.id_order,
+        "id_order": FREQUENCY,
         "min_count": options.min_count,
         "max_ind_range": options.max_ind_range,
         "fit_on": options.fit_on,

@@ -6,28 +6,24 @@ a run: the parts and the records of the pieces they cover. A restarted job resum
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.files import load_json, save_array, save_json
-from data_prep.options import DLRM, PrepareOptions
+from data_prep.options import PrepareOptions
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Tally
 from data_prep.progress import ProgressBar
-from data_prep.vocabulary.tables import CountTable, FirstTable, TokenTable, WideCountTable
+from data_prep.vocabulary.token_tables import CountTable
 from ssmpi.data.schema import SPLITS
 from ssmpi.runtime.errors import DataError
 
 PIECES_PER_RUN = 64
 SCAN, FIT = "scan", "fit"  # folders of scans: of all rows, or of those that the vocabulary is fitted on
-SOURCE_SHIFT = 46  # a position is (source, byte); files are smaller than 64 TiB
 
 Window = Callable[[Piece], tuple[int, int]]
-Keep = Callable[[Piece], AbstractContextManager[Callable[[Rows], None]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +77,9 @@ class ScanRun:
     def __init__(self, folder: Path, options: PrepareOptions, of: RowFormat) -> None:
         self._folder, self._budget = folder, options.table_bytes
         self._modulus, self._token_type = options.max_ind_range, of.token_type
-        self._tables = [_table(f, options, of) for f in range(len(of.features.sparse))]
-        self._hashed = [of.hash_range(f) > 0 for f in range(len(self._tables))]
+        features = range(len(of.features.sparse))
+        self._tables = [CountTable(of.token_type, hashes=of.hashes(f) and not options.max_ind_range) for f in features]
+        self._hashed = [of.hash_range(f) > 0 for f in features]
         self._records: list[PieceRecord] = []
         self._parts: list[Spill] = []
         self._name = ""
@@ -92,15 +89,15 @@ class ScanRun:
         if not self._name:
             self._name = f"{piece[0]:04d}-{piece[1]:06d}"
 
-    def count(self, rows: Rows, position: int) -> None:
-        """Count the tokens of ``rows``, the first at ``position``; spill before the tables outgrow their bound."""
+    def count(self, rows: Rows) -> None:
+        """Count the tokens of ``rows``; spill before the tables outgrow their bound."""
         tokens = [rows.tokens_of(f).modulo(self._modulus) for f in range(len(self._tables))]
         wanted = zip(self._tables, tokens, strict=True)
         if sum(table.bytes_with(len(some.values)) for table, some in wanted) > self._budget:
             self._spill()
         for f, table in enumerate(self._tables):
             if not self._hashed[f]:
-                table.take(tokens[f], position)
+                table.count(tokens[f])
 
     def end(self, record: PieceRecord) -> None:
         """Finish a piece."""
@@ -131,18 +128,8 @@ class ScanRun:
         self._parts.append(part)
 
 
-def _table(feature: int, options: PrepareOptions, of: RowFormat) -> TokenTable:
-    if options.id_order == DLRM:
-        return FirstTable()
-    if of.token_type is np.uint64:
-        return WideCountTable(hashes=of.hashes(feature) and not options.max_ind_range)
-    return CountTable()
-
-
-def scan(job: Preparation, name: str, title: str, window: Window | None, keep: Keep | None = None) -> ScanResult:
-    """Read all raw rows. Tokens are counted for the rows of each piece that ``window`` gives, or not at all (None).
-    ``keep`` gives what takes all rows of a piece, for a later pass.
-    """
+def scan(job: Preparation, name: str, title: str, window: Window | None) -> ScanResult:
+    """Read all rows. Tokens are counted for the rows of each piece that ``window`` gives, or not at all (None)."""
     folder = job.work / name
     done = {record.key for record in job.ranks.first(lambda: read_runs(folder)).records}
 
@@ -153,9 +140,7 @@ def scan(job: Preparation, name: str, title: str, window: Window | None, keep: K
             for unit in mine:
                 for opened in job.format.open_pieces(job, unit, done):
                     run.begin(opened.piece)
-                    with keep(opened.piece) if keep else contextlib.nullcontext() as kept:
-                        record = _scan_piece(opened, _tally(job.format), run, window, progress, kept)
-                    run.end(record)
+                    run.end(_scan_piece(opened, _tally(job.format), run, window, progress))
                     read.add(opened.piece)
         run.commit()
         return read
@@ -179,19 +164,15 @@ def _tally(of: RowFormat) -> Tally:
 
 
 def _scan_piece(
-    opened: OpenPiece, tally: Tally, run: ScanRun, window: Window | None, progress: ProgressBar,
-    keep: Callable[[Rows], None] | None,
-) -> PieceRecord:  # fmt: skip
+    opened: OpenPiece, tally: Tally, run: ScanRun, window: Window | None, progress: ProgressBar
+) -> PieceRecord:
     rows = 0
     low, high = window(opened.piece) if window else (0, 0)
     for block, read in opened.blocks():
         first, last = max(low - rows, 0), min(high - rows, block.rows)
         if first < last:
-            counted = block.part(first, last).counted(tally)
-            run.count(counted, (opened.piece[0] << SOURCE_SHIFT) + opened.start + rows + first)
+            run.count(block.part(first, last).counted(tally))
         block.tally(tally)
-        if keep:
-            keep(block)
         rows += block.rows
         progress.advance(read, block.rows)
     source, piece = opened.piece

@@ -1,10 +1,10 @@
 """The vocabulary, from tokens to ids: built from the counts of pass 1 and saved as ``vocabulary.h5``.
 
-``vocabulary.h5`` has a group per feature with ``token`` uint32 (tokens,) in id order and, ordered by frequency,
-``count`` int64 (tokens,): token i has id i + 2 (0 missing, 1 rare or unseen), count descending, token ascending; one
-that extends another begins with all of that one's tokens. In dlrm order token i has id i: first appearance, missing
-counted as token 0. Tables have tokens uint64: integers as they are, 64-bit hashes of strings. A slash in the name of a
-feature is %2F in that of its group.
+``vocabulary.h5`` has a group per feature with ``token`` uint32 (tokens,) in id order and ``count`` int64 (tokens,):
+token i has id i + 2 (0 missing, 1 rare or unseen), count descending, token ascending; one that extends another begins
+with all of that one's tokens. Tables have tokens uint64: integers as they are, 64-bit hashes of strings. A slash in the
+name of a feature is %2F in that of its group. Earlier versions could order ids by first appearance, without reserved
+ids and counts: such a file is inspected and verified, and used for no other rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import h5py
 import numpy as np
 
 from data_prep.files import whole
-from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
-from data_prep.vocabulary.lookup import lookup_table
+from data_prep.options import MERGE_ENTRIES
 from data_prep.vocabulary.scan import Spill
+from data_prep.vocabulary.token_tables import lookup_table
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, expected_collisions
 from ssmpi.runtime.documents import parse_json
@@ -30,6 +30,7 @@ from ssmpi.runtime.errors import DamageError, DataError
 from ssmpi.runtime.files import hdf5
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
+FREQUENCY = "frequency"  # the order of ids
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
 RESERVED_IDS = 2
 LARGE_COUNT = np.uint16(2**16 - 1)
@@ -92,11 +93,10 @@ class _PartReader:
         return taken
 
 
-def _merged_ranges(spans: Sequence[_PartReader], order: str) -> Merged:
-    """Yield (tokens ascending, merged values), one token range after the other, of at most ``MERGE_ENTRIES`` entries
-    however the tokens are distributed.
+def _merged_ranges(spans: Sequence[_PartReader]) -> Merged:
+    """Yield (tokens ascending, their counts added up), one token range after the other, of at most ``MERGE_ENTRIES``
+    entries however the tokens are distributed.
     """
-    merge = np.minimum if order == DLRM else np.add
     last = -1
     while spans and last < spans[0].last_token:
         last = min(span.fill(max(1, MERGE_ENTRIES // (2 * len(spans)))) for span in spans)
@@ -107,21 +107,24 @@ def _merged_ranges(spans: Sequence[_PartReader], order: str) -> Merged:
             by_token = np.argsort(tokens, kind="stable")
             tokens, values = tokens[by_token], values[by_token]
             starts = np.flatnonzero(np.r_[True, tokens[1:] != tokens[:-1]])
-            yield tokens[starts], merge.reduceat(values, starts)
+            yield tokens[starts], np.add.reduceat(values, starts)
 
 
 def merge_feature(
-    folder: Path, parts: Sequence[Spill], feature: int, order: str, min_count: int,
-    among: Callable[[Merged], Merged] = lambda found: found,
-) -> MergedFeature:  # fmt: skip
+    folder: Path,
+    parts: Sequence[Spill],
+    feature: int,
+    min_count: int,
+    among: Callable[[Merged], Merged] = lambda merged: merged,
+) -> MergedFeature:
     """Merge the sorted parts of one feature and sort its tokens by id, with ``ORDERING_BYTES`` per token; ``among``
     leaves some out.
     """
     spans = [_PartReader(folder, part, feature) for part in parts]
     sizes = np.zeros(len(STATED_MIN_COUNTS), dtype=np.int64)
-    tokens, values = _kept(among(_merged_ranges(spans, order)), order, min_count, sizes)
-    by_id = np.argsort(values, kind="stable") if order == DLRM else by_count(values)
-    return MergedFeature(tokens[by_id], values[by_id], sizes.tolist())
+    tokens, counts = _kept(among(_merged_ranges(spans)), min_count, sizes)
+    by_id = by_count(counts)
+    return MergedFeature(tokens[by_id], counts[by_id], sizes.tolist())
 
 
 def by_count(counts: np.ndarray) -> np.ndarray:
@@ -134,20 +137,18 @@ def by_count(counts: np.ndarray) -> np.ndarray:
     return order
 
 
-def _kept(ranges: Merged, order: str, min_count: int, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, values) that reach ``min_count``, concatenated; adds the tokens that reach each stated min-count to
+def _kept(ranges: Merged, min_count: int, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, counts) that reach ``min_count``, concatenated; adds the tokens that reach each stated min-count to
     ``sizes`` int64.
     """
-    tokens, values = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
-    for some_tokens, some_values in ranges:
-        if order == FREQUENCY:
-            sizes += [np.count_nonzero(some_values >= least) for least in STATED_MIN_COUNTS]
-            kept = some_values >= min_count
-            some_tokens, some_values = some_tokens[kept], some_values[kept]
-        tokens.append(some_tokens)
-        values.append(some_values)
+    tokens, counts = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
+    for some_tokens, some_counts in ranges:
+        sizes += [np.count_nonzero(some_counts >= least) for least in STATED_MIN_COUNTS]
+        kept = some_counts >= min_count
+        tokens.append(some_tokens[kept])
+        counts.append(some_counts[kept])
     tokens = tokens[1:] or tokens
-    return np.concatenate(tokens), np.concatenate(values)
+    return np.concatenate(tokens), np.concatenate(counts)
 
 
 def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attributes: Mapping[str, Any]) -> None:
@@ -158,8 +159,7 @@ def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attribut
         for name, merged in features.items():
             group = out.create_group(_group_name(name))
             hdf5_file.write(group, "token", merged.tokens, "<u8" if "features" in attributes else "<u4")
-            if attributes["id_order"] == FREQUENCY:
-                hdf5_file.write(group, "count", merged.counts, "<i8")
+            hdf5_file.write(group, "count", merged.counts, "<i8")
             cardinalities.append(_cardinality(name, len(merged.tokens), attributes))
             sizes.append(merged.sizes)
         if max(cardinalities) >= 2**31:
@@ -190,9 +190,7 @@ def _cardinality(name: str, tokens: int, about: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The content of a vocabulary file. ``sizes`` (sparse, 5): tokens that reach the stated min-counts; empty in dlrm
-    order.
-    """
+    """The content of a vocabulary file. ``sizes`` (sparse, 5): tokens that reach the stated min-counts."""
 
     path: Path
     id_order: str
@@ -227,9 +225,8 @@ class Vocabulary:
         return self.id_order == FREQUENCY
 
     def lookup(self, feature: int) -> np.ndarray:
-        """The lookup table of one feature, for ``lookup.look_up``."""
-        tokens = self.column(feature, "token")
-        return lookup_table(tokens, RESERVED_IDS if self.reserved else 0)
+        """The lookup table of one feature, for ``token_tables.look_up``."""
+        return lookup_table(self.column(feature, "token"), RESERVED_IDS)
 
     def readable(self, feature: int) -> bool:
         """Whether the tokens of a feature are kept: those of Criteo and integers are, of strings only hashes."""
@@ -284,6 +281,17 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return vocabulary
 
 
+def reusable_vocabulary(path: Path) -> Vocabulary:
+    """As ``read_vocabulary``, for other rows; DataError if it has no id for tokens that it does not know."""
+    vocabulary = read_vocabulary(path)
+    if not vocabulary.reserved:
+        raise DataError(
+            f"{vocabulary.path}: its ids are in the order of first appearance (--id-order {vocabulary.id_order}), "
+            "which has none for new tokens; prepare the first rows again, without that option"
+        )
+    return vocabulary
+
+
 def described(vocabulary: Vocabulary, rows: int) -> str:
     """What the features of so many rows have, as text: ids (reserved ones included), as many as the stated min-counts
     would give; hashes; keys, with the collisions to expect.
@@ -302,9 +310,6 @@ def described(vocabulary: Vocabulary, rows: int) -> str:
 
 
 def _size_table(vocabulary: Vocabulary) -> str:
-    if not vocabulary.reserved:
-        total = sum(vocabulary.cardinalities)
-        return f"ids in order of first appearance: {total:,} in all\n" + ", ".join(map(str, vocabulary.cardinalities))
     head = "ids per feature   " + "".join(f"{'min-count ' + str(c):>15}" for c in STATED_MIN_COUNTS)
     sizes = np.array(vocabulary.about["sizes"]).reshape(len(vocabulary.names), -1) + RESERVED_IDS
     sizes, names = sizes[vocabulary.counted], [vocabulary.names[f] for f in vocabulary.counted]

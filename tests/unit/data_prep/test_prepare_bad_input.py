@@ -275,8 +275,7 @@ def test_a_file_without_rows_is_not_read_into_memory_as_one(tmp_path, capsys):
     [["--min-count", "0"], ["--split", "0.5,0.2"], ["--split-name", "dev"], ["--seed", "-1"], ["--shard-rows", "0"],
      ["--shard-rows", "1" + "0" * 24], ["--min-count", "1" + "0" * 24], ["--piece-bytes", "1" + "0" * 24],
      ["--split", "nan,1"],
-     ["--max-ind-range", "-5"], ["--id-order", "dlrm", "--min-count", "2"],
-     ["--id-order", "dlrm", "--fit-on", "train"]],
+     ["--max-ind-range", "-5"]],
 )  # fmt: skip
 def test_arguments_that_make_no_sense(arguments, tmp_path, capsys):
     raw = tmp_path / "train.txt"

@@ -70,17 +70,6 @@ def test_any_memory_gives_the_same_bytes_and_a_whole_folder_is_recognized(days, 
     assert "already whole" in capsys.readouterr().out
 
 
-def test_order_of_first_appearance_goes_on(tmp_path):
-    for day in (0, 1):
-        more = ("--extend-vocabulary", str(tmp_path / "day0")) if day else ("--id-order", "dlrm")
-        prepare([write(tmp_path / f"day_{day}", DAYS[day])], tmp_path / f"day{day}", *ALL, *more)
-    for feature in (0, 25):
-        seen = dict.fromkeys(token or 0 for rows in DAYS[:2] for token in tokens_of(rows, feature))
-        ids = {token: place for place, token in enumerate(seen)}
-        expected = [ids[token or 0] for token in tokens_of(DAYS[1], feature)]
-        np.testing.assert_array_equal(load(tmp_path / "day1", "train")[0][:, feature], expected)
-
-
 def test_a_table_keeps_means_and_ranges(tmp_path):
     (tmp_path / "schema.toml").write_text(COLUMNS + BY_TIME)
     for day in (0, 1):
@@ -113,8 +102,7 @@ def damaged(folder):
     ("more", "said"),
     [
         (lambda days: ("--vocabulary", days / "day0"), "fits no vocabulary and --extend-vocabulary fits one"),
-        (lambda days: ("--max-ind-range", "9"), "brings its own --max-ind-range and --id-order"),
-        (lambda days: ("--id-order", "dlrm"), "brings its own --max-ind-range and --id-order"),
+        (lambda days: ("--max-ind-range", "9"), "brings its own --max-ind-range"),
         (lambda days: ("-o", days / "day0", "--overwrite"), "lies in --output"),
         (lambda days: ("--extend-vocabulary", days / "nowhere"), "no such vocabulary file"),
         (lambda days: ("--extend-vocabulary", days / "day_0"), "not a readable vocabulary file"),

@@ -8,13 +8,12 @@ import pytest
 from full_disk import full_disk_in
 from test_prepare_lists import COLUMNS as WITH_LISTS
 from test_prepare_lists import write_parquet as write_lists
-from test_prepare_once import prepare_on
 from test_prepare_table import BY_TIME, COLUMNS, FOLDS, ROWS, SMALL, change, content, prepare, write_parquet
 
 from data_prep import passes
 from data_prep.shards import needs
 from data_prep.table import kept_rows
-from data_prep.table.kept_rows import RowWriter, read_rows
+from data_prep.table.kept_rows import KeptRows, RowWriter
 from data_prep.table.parquet import ParquetTable
 from data_prep.table.rows import TableRows
 from data_prep.tokens import Tokens
@@ -43,9 +42,10 @@ def test_rows_come_back_as_they_were(tmp_path, monkeypatch):
     monkeypatch.setattr(kept_rows, "FILE_BYTES", 10_000)
     with RowWriter(tmp_path / "rows") as out:
         for rows in blocks:
-            out.write(rows)
+            out.write(rows, 9)
     assert len(out.paths) > 1
-    found = list(read_rows(out.paths, 2, only_train=True, last=False))
+    kept = KeptRows(tmp_path, 2, only_train=True)
+    found = [rows for rows, _ in kept.read(out.paths)]
     assert len(found) == len(blocks)
     for new, old in zip(found, blocks, strict=True):
         assert (new.times, new.only_train) == (None, True)
@@ -59,7 +59,8 @@ def test_rows_come_back_as_they_were(tmp_path, monkeypatch):
                 np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert found[1].tokens[1].values is found[0].tokens[1].values, "a dictionary is written once"
     assert list(tmp_path.iterdir())
-    there = [len(list(tmp_path.iterdir())) for _ in read_rows(out.paths, 2, only_train=True, last=True)]
+    kept.is_last_pass = True
+    there = [len(list(tmp_path.iterdir())) for _ in kept.read(out.paths)]
     assert there == sorted(there, reverse=True)
     assert (there[0], len(list(tmp_path.iterdir()))) == (len(out.paths), 0)
 
@@ -67,10 +68,10 @@ def test_rows_come_back_as_they_were(tmp_path, monkeypatch):
 def test_files_that_are_cut_are_an_error_with_their_name(tmp_path):
     generator = np.random.default_rng(2)
     with RowWriter(tmp_path / "rows") as out:
-        out.write(block(9, generator, (np.arange(4, dtype=np.uint64), np.zeros(4, np.uint8)), whole=True))
+        out.write(block(9, generator, (np.arange(4, dtype=np.uint64), np.zeros(4, np.uint8)), whole=True), 9)
     out.paths[0].write_bytes(out.paths[0].read_bytes()[:-1])
     with pytest.raises(OSError, match="ends too early") as said:
-        list(read_rows(out.paths, 2, only_train=True, last=True))
+        list(KeptRows(tmp_path, 2, only_train=True).read(out.paths))
     assert said.value.filename == str(out.paths[0])
 
 
@@ -103,7 +104,7 @@ def test_each_piece_is_decoded_once_for_the_same_bytes(split, more, tmp_path, mo
     assert len(set(once)) == len(once) == kept[0] > 1
     assert kept[1] == 0, "rows that are encoded take no room"
     monkeypatch.setattr(passes, "scatter", real)
-    monkeypatch.setattr(ParquetTable, "kept_bytes", lambda table: 0)
+    monkeypatch.setattr(ParquetTable, "kept_bytes", lambda table, sources: 0)
     decoded.clear()
     assert prepare(tmp_path, file, schema, *SMALL, *more, name="again") == 0
     assert "kept" not in capsys.readouterr().out
@@ -142,24 +143,6 @@ def test_rows_of_a_killed_job_are_removed(step, tmp_path, monkeypatch, decoded):
     monkeypatch.setattr(passes, "scatter", lambda *arguments: decoded.clear() or again(*arguments))
     assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 0
     assert found == [False]
-    assert len(set(decoded)) == len(decoded) > 1
-    assert content(tmp_path / "out") == content(tmp_path / "alone")
-
-
-def test_a_file_may_be_gone_once_it_is_decoded(tmp_path, monkeypatch):
-    file, real = write_parquet(tmp_path / "a.parquet"), passes.scatter
-    assert prepare(tmp_path, file, BY_ROWS, *SMALL, name="alone") == 0
-    monkeypatch.setattr(passes, "scatter", lambda *arguments: file.rename(tmp_path / "gone") and real(*arguments))
-    assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 0
-    assert content(tmp_path / "out") == content(tmp_path / "alone")
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_any_number_of_ranks_gives_the_same_bytes(ranks, tmp_path, decoded):
-    file = write_parquet(tmp_path / "a.parquet")
-    assert prepare(tmp_path, file, BY_ROWS, *SMALL, name="alone") == 0
-    decoded.clear()
-    prepare_on(ranks, tmp_path / "alone.toml", file, tmp_path / "out")
     assert len(set(decoded)) == len(decoded) > 1
     assert content(tmp_path / "out") == content(tmp_path / "alone")
 

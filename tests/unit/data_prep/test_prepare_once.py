@@ -1,15 +1,12 @@
-"""Raw files of a table that are read once, because all categorical columns are hashed: the same shards as of two
-passes, whatever ends a preparation in between.
+"""Rows of a table are read once and kept for the next pass, where there is room: the same shards as of reading them
+again, whatever ends a preparation in between.
 """
 
-import shutil
 import threading
 
-import numpy as np
 import pytest
-from full_disk import full_disk_in
-from test_prepare_keys import ONCE, keys_of
-from test_prepare_table import BY_TIME, FOLDS, ROWS, SMALL, content, load, prepare, same, write_csv, write_parquet
+from test_prepare_keys import ONCE
+from test_prepare_table import BY_TIME, FOLDS, ROWS, SMALL, content, prepare, write_csv, write_parquet
 
 from data_prep import passes
 from data_prep.cli import main
@@ -18,6 +15,8 @@ from data_prep.ranks import Ranks
 from data_prep.shards import scatter
 from data_prep.table import command
 from data_prep.table.format import TableFormat
+from data_prep.table.parquet import ParquetTable
+from data_prep.table.text import TextTable
 from data_prep.vocabulary import scan
 from ssmpi.data.schema import read_manifest
 
@@ -29,21 +28,20 @@ HASHED = ONCE.replace('user = "integer"', 'user = {hash = 50, type = "integer"}'
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Which pieces were read, in order."""
-    found, real = [], scan._scan_piece
+    """The pieces of raw files that were read, in order."""
+    pieces = []
+    for table in (TextTable, ParquetTable):
+        monkeypatch.setattr(table, "read_pieces", spied(table.read_pieces, pieces))
+    return pieces
 
-    def spy(piece, *more):
-        found.append(piece.piece)
-        return real(piece, *more)
 
-    def again(piece, *more):
-        found.append(piece.piece)
-        return real_again(piece, *more)
+def spied(read_pieces, pieces):
+    def spy(*arguments):
+        for opened in read_pieces(*arguments):
+            pieces.append(opened.piece)
+            yield opened
 
-    real_again = scatter._scatter_piece
-    monkeypatch.setattr(scan, "_scan_piece", spy)
-    monkeypatch.setattr(scatter, "_scatter_piece", again)
-    return found
+    return spy
 
 
 @pytest.mark.parametrize("split", ["", BY_TIME, FOLDS, RANDOM], ids=["rows", "time", "column", "random"])
@@ -54,13 +52,12 @@ def test_the_rows_are_those_of_two_passes(name, split, tmp_path, monkeypatch, op
     assert "the files are read once" in capsys.readouterr().out
     once = opened.copy()
     assert len(set(once)) == len(once)
-    monkeypatch.setattr(TableFormat, "awaits", lambda self, *, fitting: ["the moon"])
+    monkeypatch.setattr(TableFormat, "kept_bytes", lambda self, sources: 0)
     opened.clear()
     assert prepare(tmp_path, file, ONCE + split, *SMALL, "--hash", name="twice") == 0
+    assert "the files are read twice: to check all rows; to encode" in capsys.readouterr().out
     assert sorted(opened) == sorted(once * 2)
-    same(load(tmp_path / "twice"), load(tmp_path / "out"))
-    for split_name, keys in keys_of(tmp_path / "twice").items():
-        np.testing.assert_array_equal(keys_of(tmp_path / "out")[split_name], keys)
+    assert content(tmp_path / "twice") == content(tmp_path / "out")
     assert main(["verify", str(tmp_path / "out")]) == 0
 
 
@@ -77,24 +74,28 @@ def test_raw_files_may_be_gone_once_they_are_read(tmp_path, monkeypatch):
     assert content(tmp_path / "again") == content(tmp_path / "out")
 
 
-def test_what_needs_all_rows_reads_them_again_and_is_named(tmp_path, opened, capsys):
+def test_what_needs_all_rows_is_named(tmp_path, monkeypatch, opened, capsys):
     file = write_csv(tmp_path / "a.csv")
     standardized = ONCE.replace('"log1p"', '"standardize"', 1)
     assert prepare(tmp_path, file, standardized + BY_TIME, "--hash") == 0
-    assert "the files are read twice: for mean and deviation of price; to encode" in capsys.readouterr().out
-    assert len(opened) == 2
+    assert "rows kept on the disk: to encode them needs mean and deviation of price" in capsys.readouterr().out
+    assert len(opened) == 1
     assert prepare(tmp_path, file, ONCE, name="b") == 0
-    said = "the files are read twice: their rows are counted first; for the vocabulary of user, item; to encode"
+    said = "kept on the disk: their rows are counted first; to encode them needs the vocabulary of user, item"
     assert said in capsys.readouterr().out
-    assert prepare(tmp_path, file, ONCE, "--on-bad-row", "skip", name="d") == 0
-    said = "read three times: to count good rows, which says which are trained on; for the vocabulary of user, item; to"
-    assert said in capsys.readouterr().out
-    assert content(tmp_path / "d")["vocabulary.h5"] == content(tmp_path / "b")["vocabulary.h5"]
     opened.clear()
     further = ("--vocabulary", str(tmp_path / "b"), "--split", "none", "--split-name", "test")
     assert prepare(tmp_path, file, ONCE, *further, name="c") == 0
     assert "the files are read once" in capsys.readouterr().out
     assert len(opened) == 1
+    monkeypatch.setattr(TableFormat, "kept_bytes", lambda self, sources: 0)
+    assert prepare(tmp_path, file, ONCE, name="d") == 0
+    said = "the files are read twice: their rows are counted first; for the vocabulary of user, item; to encode"
+    assert said in capsys.readouterr().out
+    assert prepare(tmp_path, file, ONCE, "--on-bad-row", "skip", name="e") == 0
+    said = "read three times: to count good rows, which says which are trained on; for the vocabulary of user, item; to"
+    assert said in capsys.readouterr().out
+    assert content(tmp_path / "e")["vocabulary.h5"] == content(tmp_path / "b")["vocabulary.h5"]
 
 
 def test_the_vocabulary_of_hashes_depends_on_no_row(tmp_path):
@@ -102,39 +103,6 @@ def test_the_vocabulary_of_hashes_depends_on_no_row(tmp_path):
     for name, rows in (("a", ROWS[:200]), ("b", ROWS[200:])):
         assert prepare(tmp_path, write_csv(tmp_path / f"{name}.csv", rows), HASHED, *SMALL, name=name) == 0
     assert content(tmp_path / "a")["vocabulary.h5"] == content(tmp_path / "b")["vocabulary.h5"]
-
-
-DAMAGES = {
-    "nothing": lambda work: None,
-    "a byte": lambda work: flip(next((work / "kept").glob("*.rows"))),
-    "a split": lambda work: flip(next((work / "kept").glob("*.npy"))),
-    "a kept piece": lambda work: next((work / "kept").glob("*.rows")).unlink(),
-    "what is beside it": lambda work: next((work / "kept").glob("*.npy")).unlink(),
-    "all of them": lambda work: shutil.rmtree(work / "kept"),
-}
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_a_killed_preparation_reads_only_what_is_lost(name, damage, tmp_path, monkeypatch, opened):
-    file = write_csv(tmp_path / name)
-    assert prepare(tmp_path, file, HASHED + BY_TIME, *SMALL, name="alone") == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(passes, "scatter", lambda *unused: exit("killed"))
-        with pytest.raises(SystemExit):
-            prepare(tmp_path, file, HASHED + BY_TIME, *SMALL)
-    DAMAGES[damage](tmp_path / "out" / ".prepare")
-    opened.clear()
-    assert prepare(tmp_path, file, HASHED + BY_TIME, *SMALL) == 0
-    assert content(tmp_path / "out") == content(tmp_path / "alone")
-    pieces = 1 if name == "a.csv.gz" and damage == "nothing" else 5
-    assert len(opened) == {"nothing": 0, "all of them": pieces}.get(damage, 1)
 
 
 @pytest.mark.parametrize("kill", ["while pieces are read", "while they are grouped"])
@@ -197,14 +165,3 @@ def test_any_number_of_ranks_gives_the_same_bytes(ranks, tmp_path):
     prepare_on(ranks, tmp_path / "alone.toml", file, tmp_path / "out")
     assert content(tmp_path / "out") == content(tmp_path / "alone")
     assert read_manifest(tmp_path / "out") == read_manifest(tmp_path / "alone")
-
-
-def test_a_full_disk_is_said_with_the_file_and_the_preparation_resumed(tmp_path, capfd):
-    file = write_csv(tmp_path / "a.csv")
-    assert prepare(tmp_path, file, HASHED, *SMALL, name="compiled") == 0  # kernels are kept on the disk too
-    with full_disk_in(passes, "scan", 300):
-        assert prepare(tmp_path, file, HASHED, *SMALL) == 2
-    error = capfd.readouterr().err
-    assert error.startswith(f"error: {tmp_path / 'out' / '.prepare' / 'kept' / 'piece-0000-00000'}")
-    assert "free space" in error
-    assert prepare(tmp_path, file, HASHED, *SMALL) == 0

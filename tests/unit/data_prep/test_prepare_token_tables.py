@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from data_prep.tokens import Tokens
-from data_prep.vocabulary.lookup import look_up, lookup_table
-from data_prep.vocabulary.tables import LARGE, LOAD, MIX, CountTable, WideCountTable
+from data_prep.vocabulary.token_tables import COUNT_LOAD, LARGE, MIX, CountTable, look_up, lookup_table
 from data_prep.vocabulary.vocabulary_file import by_count
 
-SIZES = [50, int(1.2 * LOAD * LARGE)]  # distinct tokens
+SIZES = [50, int(1.2 * COUNT_LOAD * LARGE)]  # distinct tokens
 
 
 def drawn(kind, distinct, rows, seed=1, *, coded=False):
@@ -34,12 +33,12 @@ KINDS = [(np.uint32, False), (np.uint64, False), (np.uint64, True)]
 @pytest.mark.parametrize("distinct", SIZES)
 @pytest.mark.parametrize(("kind", "coded", "hashes"), [*((*kind, False) for kind in KINDS), (np.uint64, False, True)])
 def test_every_token_is_counted_block_by_block(kind, coded, hashes, distinct):
-    made = WideCountTable(hashes=hashes) if kind is np.uint64 else CountTable()
+    made = CountTable(kind, hashes=hashes)
     _, tokens, rows = drawn(kind, distinct, 2 * distinct, coded=coded)
     assert tokens.absent == rows.count(None)
     odd = np.arange(len(rows)) % 2 == 1
     for part in (slice(0, 30), slice(30, distinct), odd & (np.arange(len(rows)) >= distinct)):
-        made.take(tokens.take(part), 0)
+        made.count(tokens.take(part))
     some = rows[:distinct] + [row for i, row in enumerate(rows) if i >= distinct and odd[i]]
     expected = Counter(row for row in some if row is not None)
     found, counts = made.drain()
@@ -53,27 +52,23 @@ def test_hashes_with_the_same_upper_bits_ascend(lowest):
     """Of a whole cluster, also one that has no room at the end of the table and goes on at its beginning."""
     few = [0, 1, 2**63, 2**64 - 2]
     values = np.random.default_rng(4).permutation(np.array([*range(lowest, lowest + 40), *few], np.uint64))
-    made = WideCountTable(hashes=True)
+    made = CountTable(np.uint64, hashes=True)
     for _ in range(3):
-        made.take(Tokens(values, np.zeros(len(values), np.uint8)), 0)
+        made.count(Tokens(values, np.zeros(len(values), np.uint8)))
     found, counts = made.drain()
     expected = Counter(values.tolist() * 3)
     assert list(zip(found.tolist(), counts.tolist(), strict=True)) == sorted(expected.items())
 
 
 @pytest.mark.parametrize("distinct", SIZES)
-@pytest.mark.parametrize(("kind", "coded", "reserved"), [*((*kind, True) for kind in KINDS), (np.uint32, False, False)])
-def test_every_token_gets_its_id(kind, coded, reserved, distinct):
+@pytest.mark.parametrize(("kind", "coded"), KINDS)
+def test_every_token_gets_its_id(kind, coded, distinct):
     values, tokens, rows = drawn(kind, distinct, distinct, coded=coded)
     known = np.random.default_rng(2).permutation(values)[: len(values) // 2]
-    first = 2 if reserved else 0
-    numbers = {token: first + i for i, token in enumerate(known.tolist())}
-    unseen = 1 if reserved else -1
-    if not reserved:
-        rows = tokens.values.tolist()
-    ids = look_up(tokens, lookup_table(known, first), reserved=reserved)
+    numbers = {token: 2 + i for i, token in enumerate(known.tolist())}
+    ids = look_up(tokens, lookup_table(known, 2))
     assert ids.dtype == np.int32
-    assert ids.tolist() == [0 if row is None else numbers.get(row, unseen) for row in rows]
+    assert ids.tolist() == [0 if row is None else numbers.get(row, 1) for row in rows]
 
 
 @pytest.mark.parametrize("kind", [np.uint32, np.uint64])
@@ -83,7 +78,7 @@ def test_tokens_that_belong_to_the_last_slot_go_on_at_the_first(kind):
     tokens = np.array(last[:9], kind)
     table = lookup_table(tokens[:5], 3)
     assert len(table) == 7
-    ids = look_up(Tokens(tokens, np.zeros(9, np.uint8)), table, reserved=True)
+    ids = look_up(Tokens(tokens, np.zeros(9, np.uint8)), table)
     assert ids.tolist() == [3, 4, 5, 6, 7, 1, 1, 1, 1]
 
 
