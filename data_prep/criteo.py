@@ -1,31 +1,35 @@
-"""``ssmpi-prepare criteo``: turns Criteo's raw click logs into shards, vocabulary and manifest.
+"""``ssmpi-prepare criteo``: Criteo's raw click logs as one more format of tables, with a parser of its own.
 
 Also the entry point for programs: ``encode`` turns raw files into blocks of arrays with a saved vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data_prep.files import file_checksum
-from data_prep.options import PrepareOptions
-from data_prep.passes import compare_views, run
-from data_prep.preparation import Preparation, are_days
+from data_prep.options import TRANSFORM, PrepareOptions
+from data_prep.passes import open_job, run
+from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Unit, are_days
 from data_prep.progress import say
-from data_prep.ranks import Ranks
-from data_prep.raw.criteo_rows import BlockParser, CriteoFormat, have_labels
-from data_prep.raw.parser import logarithms
-from data_prep.raw.parts import expand
-from data_prep.raw.pieces import TextPiece
-from data_prep.raw.sources import TextStream, open_sources
-from data_prep.vocabulary import extension
+from data_prep.ranks import BadRowError, Ranks
+from data_prep.raw.fields import DENSE_FEATURES, DENSE_NAMES, INT64_MAX, SPARSE_FEATURES, SPARSE_NAMES, Integer
+from data_prep.raw.parser import ParsedRows, count_rows, logarithms, parse, room_for, row_end
+from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
+from data_prep.raw.sources import open_sources
+from data_prep.raw.text_stream import TextStream, estimated_lines, line_of, mark_size, shorten
 from data_prep.vocabulary.encoding import in_memory
-from data_prep.vocabulary.vocabulary_file import reusable_vocabulary
+from data_prep.vocabulary.vocabulary_file import Vocabulary, reusable_vocabulary
+from ssmpi.data.features import CRITEO
 from ssmpi.data.schema import Manifest
 from ssmpi.runtime.errors import DataError
+
+FIELDS = {True: 1 + DENSE_FEATURES + SPARSE_FEATURES, False: DENSE_FEATURES + SPARSE_FEATURES}
 
 
 def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:
@@ -33,7 +37,16 @@ def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manif
 
     Every rank of the job calls it. Raises DataError, on all ranks, for invalid input.
     """
-    return run(lambda: _open_job(raw, options, ranks))
+
+    def open_format(sources: list[RawSource], options: PrepareOptions) -> CriteoFormat:
+        labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
+        found = CriteoFormat(labelled, are_days(sources))
+        kind, _ = found.chosen_split(options)
+        if not labelled and kind != "none":
+            say(ranks, f"note: the files have no labels; split {kind!r} is made all the same")
+        return found
+
+    return run(lambda: open_job(raw, options, ranks, open_format, check_vocabulary))
 
 
 def encode(
@@ -58,20 +71,154 @@ def encode(
                 yield ids, logarithms(rows.integers), rows.label.copy() if labelled else None
 
 
-def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Preparation:
-    if not raw:
-        raise DataError("no raw file given; name train.txt or day_0 ... day_23, also .gz")
-    options, base = ranks.first(lambda: extension.opened(options, extension.check_criteo))
-    files = ranks.first(lambda: expand(raw))
-    sources = ranks.together(lambda: open_sources(files))
-    compare_views(sources, ranks)
-    labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
-    kind, name = options.chosen_split(labelled=labelled, days=are_days(sources))
-    given = options.vocabulary
-    checksum = ranks.first(lambda: file_checksum(reusable_vocabulary(given).path)) if given is not None else None
-    identity = (
-        options.identity() | {"split": kind, "split_name": name, "labelled": labelled, "vocabulary": checksum} | base
+def check_vocabulary(vocabulary: Vocabulary) -> None:
+    """DataError if a vocabulary is not one of Criteo's rows."""
+    if "features" in vocabulary.about:
+        raise DataError(
+            f"{vocabulary.path}: of a table's columns, not of Criteo's rows; use it with 'ssmpi-prepare table'"
+        )
+
+
+class BlockParser:
+    """Parses blocks of raw text into columns that it reuses."""
+
+    def __init__(self, labelled: bool) -> None:
+        self._labelled, self._room = labelled, room_for(0)
+
+    def __call__(self, text: np.ndarray, offset: int, piece: TextPiece) -> ParsedRows:
+        """Parse whole rows: ``text`` uint8, from byte ``offset`` of the source."""
+        mark = mark_size(text, offset)
+        text, offset = text[mark:], offset + mark
+        needed = count_rows(text)
+        if self._room.rows < needed:
+            self._room = room_for(needed + needed // 8)
+        out = self._room
+        row = 0
+        at: Integer = 0
+        while at < text.size:
+            row, at, good = parse(text, at, row, self._labelled, out)
+            if not good:
+                end = row_end(text, at)
+                finding = diagnose(bytes(text[at:end]), self._labelled)
+                assert finding is not None, f"parser and diagnosis disagree about {bytes(text[at:end])!r}"
+                piece.refuse(int(offset + at), *finding)
+                at = end + 1
+        return out.head(row)
+
+
+class CriteoFormat(RowFormat):
+    """Raw text of Criteo, plain or gzip, labelled or not."""
+
+    features = CRITEO
+    transform = TRANSFORM
+
+    def __init__(self, labelled: bool, days: bool) -> None:
+        self.labelled, self._days, self._parse = labelled, days, BlockParser(labelled)
+
+    def chosen_split(self, options: PrepareOptions) -> tuple[str, str]:
+        """As given, else by labels and day files."""
+        kind = options.split
+        if kind is None:
+            if not self.labelled or options.vocabulary is not None:
+                kind = "none"
+            else:
+                kind = "days" if self._days else "kaggle"
+        new = not self.labelled or (options.split is None and options.vocabulary is not None)
+        return kind, options.split_name or ("test" if new else "train")
+
+    def units(self, job: Preparation) -> list[Unit]:
+        """Pieces of equal bytes, and whole gzip files."""
+        return units(job)
+
+    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+        """Open the pieces of a unit."""
+        return open_pieces(job, unit, done, self._parse)
+
+    def count_rows(self, job: Preparation) -> list[tuple[Piece, int]]:
+        """A row is a line."""
+        return count_all_rows(job, self._parse, lambda text, offset, piece: count_rows(text))
+
+    def place(self, source: RawSource, at: int) -> str:
+        """The line of a byte."""
+        return f"{source.path}:{line_of(source, at)}"
+
+    def estimated_rows(self, source: RawSource) -> int:
+        """From the first MiB."""
+        return estimated_lines(source)
+
+    def awaits(self, *, fitting: bool) -> list[str]:
+        """The vocabulary."""
+        return ["the vocabulary"] * fitting
+
+    def dense_values(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
+        """The logarithms of the integers."""
+        assert isinstance(rows, ParsedRows)
+        return logarithms(rows.integers)
+
+
+def have_labels(sources: list[RawSource], skip_bad_rows: bool) -> bool:
+    """Whether the files are labelled (40 fields) or not (39), by their first rows; they must agree."""
+    found = [_first_fields(source, skip_bad_rows) == FIELDS[True] for source in sources]
+    if len(set(found)) > 1:
+        other = sources[found.index(not found[0])]
+        raise DataError(
+            f"{other.path}:1: {FIELDS[not found[0]]} fields, but {sources[0].path} has {FIELDS[found[0]]}: labelled "
+            "and unlabelled files cannot be mixed; prepare them apart"
+        )
+    return found[0]
+
+
+def _first_fields(source: RawSource, skip_bad_rows: bool) -> int:
+    """The fields of the first row; if bad rows are skipped, which it may be, of most rows in the first block."""
+    with TextStream(source) as stream:
+        line = 0
+        for text, _ in stream.blocks(1 << 62):
+            rows = bytes(text).split(b"\n")[:-1]
+            found = Counter(row.count(b"\t") + 1 for row in (rows if skip_bad_rows else rows[:1]))
+            line += len(rows)
+            fields = max(FIELDS.values(), key=lambda fields: found[fields])
+            if found[fields]:
+                return fields
+            if not skip_bad_rows:
+                raise BadRowError(
+                    f"{source.path}:1: {next(iter(found))} fields, expected {FIELDS[True]} (label, 13 integers, 26 "
+                    f"tokens) or {FIELDS[False]} (unlabelled), with tabs between, in {shorten(rows[0])}; "
+                    "is this a raw Criteo file?",
+                    (source.index, 0),
+                )
+    raise DataError(
+        f"{source.path}:{max(line, 1)}: no row with {FIELDS[True]} or {FIELDS[False]} fields in the whole file"
     )
-    if not labelled and kind != "none":
-        say(ranks, f"note: the files have no labels; split {kind!r} is made all the same")
-    return Preparation(options, ranks, sources, labelled, CriteoFormat(labelled), identity)
+
+
+def diagnose(row: bytes, labelled: bool) -> tuple[str, str] | None:
+    """The problem of one row (without its newline): (reason, what was found and the remedy); None if it is valid."""
+    fields = row.removesuffix(b"\r").split(b"\t")
+    wanted = FIELDS[labelled]
+    kind = "labelled" if labelled else "unlabelled"
+    if b"\x00" in row:
+        return "NUL byte", f"a NUL byte in {shorten(row)}; the file is damaged or not plain text, fetch it again"
+    if len(fields) != wanted:
+        reason = "too few fields" if len(fields) < wanted else "too many fields"
+        hint = "repair or remove the row"
+        if len(fields) == FIELDS[not labelled]:
+            hint = "labelled and unlabelled rows cannot be mixed: prepare them apart"
+        return reason, f"{len(fields)} fields, expected {wanted} ({kind}) in {shorten(row)}; {hint}"
+    if labelled and fields[0] not in (b"0", b"1"):
+        return "label", f"label {shorten(fields[0])} is not 0 or 1; repair or remove the row"
+    first = 1 if labelled else 0
+    for name, field in zip(DENSE_NAMES, fields[first:], strict=False):
+        if field and not re.fullmatch(rb"-?[0-9]+", field):
+            return "integer", f"{name} is {shorten(field)}, not an integer; repair or remove the row"
+        digits = field.lstrip(b"-").lstrip(b"0")
+        if len(digits) > 19 or int(digits or b"0") > INT64_MAX:
+            return "integer range", f"{name} is {shorten(field)}, beyond 64 bits; repair or remove the row"
+    for name, field in zip(SPARSE_NAMES, fields[first + DENSE_FEATURES :], strict=True):
+        if not re.fullmatch(rb"[0-9a-fA-F]*", field):
+            return "token", f"{name} is {shorten(field)}, not a hexadecimal token; repair or remove the row"
+        if len(field) > 8:
+            return (
+                "token length",
+                f"{name} is {shorten(field)}, {len(field)} digits, at most 8; repair or remove the row",
+            )
+    return None

@@ -90,17 +90,6 @@ class PrepareOptions:
         """The maximum of private bytes for sorting the vocabulary of one feature of ``rows`` rows."""
         return BASE_BYTES + MERGING_BYTES * MERGE_ENTRIES + ORDERING_BYTES * min(rows, self.max_ind_range or 2**32)
 
-    def chosen_split(self, *, labelled: bool, days: bool) -> tuple[str, str]:
-        """The kind of split, and the split name for ``none``: as given, else by labels and day files."""
-        kind = self.split
-        if kind is None:
-            if not labelled or self.vocabulary is not None:
-                kind = "none"
-            else:
-                kind = "days" if days else "kaggle"
-        new = not labelled or (self.split is None and self.vocabulary is not None)
-        return kind, self.split_name or ("test" if new else "train")
-
     def identity(self) -> dict[str, Any]:
         """Everything that the output depends on apart from the sources; no paths."""
         before, after = (

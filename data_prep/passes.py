@@ -9,14 +9,17 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from data_prep.files import file_checksum, whole
-from data_prep.preparation import Piece, Preparation, RawSource
+from data_prep.options import PrepareOptions
+from data_prep.preparation import Piece, Preparation, RawSource, RowFormat
 from data_prep.progress import ProgressBar, say
 from data_prep.ranks import Ranks, RawDataError
-from data_prep.raw.sources import CHANGED, whole_digest
+from data_prep.raw.sources import expand, open_sources
+from data_prep.raw.text_stream import CHANGED, whole_digest
 from data_prep.shards.gather import write_shards
 from data_prep.shards.list_ids import packed_limits
 from data_prep.shards.needs import announce, check_space_again, gigabytes
@@ -26,22 +29,25 @@ from data_prep.shards.provenance import data_set_id, make_manifest, skipped_line
 from data_prep.shards.scatter import place, scatter
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.splits import Ranges, split_rows
+from data_prep.vocabulary import extension
 from data_prep.vocabulary.encoding import drop_tables, shared
 from data_prep.vocabulary.fit import fit_vocabulary, training_rows, unfitted_vocabulary
 from data_prep.vocabulary.scan import FIT, SCAN, ScanResult, every_row, scan
-from data_prep.vocabulary.vocabulary_file import Vocabulary, described, read_vocabulary
+from data_prep.vocabulary.vocabulary_file import Vocabulary, described, read_vocabulary, reusable_vocabulary
 from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, Manifest, read_manifest, write_manifest
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.words import counted
 
+HASHES_ALONE = "of hashes alone"  # a vocabulary that depends on no row
 
-def run(open_job: Callable[[], Preparation]) -> Manifest:
+
+def run(opened: Callable[[], Preparation]) -> Manifest:
     """Open a job and bring it to its end; resumes an interrupted one of the same arguments and files.
 
     Every rank calls it. Raises DataError, on all ranks, for invalid input.
     """
     began = time.monotonic()
-    job = open_job()
+    job = opened()
     ranks = job.ranks
     _require_training_rows(job, [source.size for source in job.sources])  # nearly always detected before a row is read
     folder = OutputFolder(job.options)
@@ -61,6 +67,35 @@ def run(open_job: Callable[[], Preparation]) -> Manifest:
         folder.release()
     _report(job, manifest.provenance["rows"], time.monotonic() - began)
     return manifest
+
+
+def open_job(
+    files: Sequence[Path],
+    options: PrepareOptions,
+    ranks: Ranks,
+    open_format: Callable[[list[RawSource], PrepareOptions], RowFormat],
+    check_vocabulary: Callable[[Vocabulary], None],
+    multiline: str = "",
+) -> Preparation:
+    """A preparation of ``files``, folders or patterns of them. Every rank calls it, and calls ``open_format`` with the
+    raw files. ``check_vocabulary`` raises if a given vocabulary is of other columns; ``multiline``: see ``RawSource``.
+    """
+    options, base = ranks.first(lambda: extension.opened(options, check_vocabulary))
+    paths = ranks.first(lambda: expand(files))
+    sources = ranks.together(lambda: open_sources(paths, multiline))
+    _compare_views(sources, ranks)
+    of = open_format(sources, options)
+
+    def checksum() -> str | None:
+        if options.vocabulary is None:
+            return HASHES_ALONE if of.hashes_alone else None
+        vocabulary = reusable_vocabulary(options.vocabulary)
+        check_vocabulary(vocabulary)
+        return file_checksum(vocabulary.path)
+
+    kind, name = of.chosen_split(options)
+    chosen = {"split": kind, "split_name": name, "labelled": of.labelled, "vocabulary": ranks.first(checksum)}
+    return Preparation(options, ranks, sources, of, options.identity() | of.identity() | chosen | base)
 
 
 def _make(job: Preparation) -> Manifest:
@@ -114,7 +149,7 @@ def _vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocabula
     return unfitted_vocabulary(job) if job.format.hashes_alone else fit_vocabulary(job, found, ranges)
 
 
-def compare_views(sources: list[RawSource], ranks: Ranks) -> None:
+def _compare_views(sources: list[RawSource], ranks: Ranks) -> None:
     """DataError unless all ranks see the same files: dealing other pieces, they would lose or double rows."""
     views = ranks.allgather([(source.name, source.size) for source in sources])
     for rank, view in enumerate(views):

@@ -18,8 +18,7 @@ import numpy as np
 
 from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
-from data_prep.token_lists import TokenLists
-from data_prep.tokens import Tokens
+from data_prep.tokens import TokenLists, Tokens
 from ssmpi.data.features import Features
 from ssmpi.data.schema import WORK_NAME
 
@@ -156,10 +155,19 @@ class RowFormat(ABC):
 
     features: Features
     transform: str  # of dense values, for people
+    labelled: bool
     token_type: type[np.unsignedinteger[Any]] = np.uint32
     knows_rows = False  # its files say how many rows they have; else lines are counted
     splits_rows = False  # rows say in which split they are; else splits are ranges of rows
     hashes_alone = False  # all tokens are hashed and no dense value is scaled: what is fitted depends on no row
+
+    def identity(self) -> dict[str, Any]:
+        """What the output depends on besides the options and the sources, as JSON has it."""
+        return {}
+
+    @abstractmethod
+    def chosen_split(self, options: PrepareOptions) -> tuple[str, str]:
+        """The kind of split, and the split name for ``none``: as given, else by the rows."""
 
     @abstractmethod
     def units(self, job: Preparation) -> list[Unit]:
@@ -229,14 +237,18 @@ class RowFormat(ABC):
 
 @dataclass
 class Preparation:
-    """A preparation in progress: the options, the ranks, the raw files, their format and whether they have labels."""
+    """A preparation in progress: the options, the ranks, the raw files and their format."""
 
     options: PrepareOptions
     ranks: Ranks
     sources: list[RawSource]
-    labelled: bool
     format: RowFormat
     identity: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether rows have labels."""
+        return self.format.labelled
 
     @property
     def work(self) -> Path:

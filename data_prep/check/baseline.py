@@ -13,32 +13,120 @@ import importlib
 import json
 import re
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.check.design_matrix import DesignMatrix, DesignRows
 from ssmpi.data import columns
-from ssmpi.data.schema import read_manifest
+from ssmpi.data.schema import Manifest, open_shard, read_manifest
+from ssmpi.data.shard_columns import Columns, Lists, read_columns
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
 
 SAMPLE_ROWS = 200_000  # for choosing the settings
-WHOLE_VALUES = 120_000_000  # up to here all training rows are kept in memory, 8 bytes a value, and solved exactly
+WHOLE_VALUES = 120_000_000  # up to here all training rows are kept in memory, 8 bytes a value
 FIRST_STRENGTH, STRENGTH_STEP = 0.03, 3.0
 TOLERANCE = 1e-4  # of the gradient; without dense features 1e-3 is reached where the solver starts
-PENALTIES = (1e-6, 1e-5, 1e-4)
-STEP_SIZES = (0.001, 0.003, 0.01, 0.03)
-MOST_PASSES = 5
+MOST_STEPS, MOST_PASSES = 300, 30  # of the solver, with rows in memory, and reading all shards in each
 METRICS = {"log_loss": "log-loss", "ne": "NE", "auc": "AUC", "accuracy": "accuracy"}
 
 
-class FittedModel(NamedTuple):
-    """A fitted scikit-learn classifier and the settings that were chosen for it."""
+class DesignRows(NamedTuple):
+    """Some rows: ``matrix`` float32 (rows, sum of cardinalities + dense) in compressed sparse row format, label uint8
+    (rows,).
+    """
 
-    model: Any
-    settings: dict[str, Any]
+    matrix: Any
+    label: np.ndarray
+
+
+class DesignMatrix:
+    """A column for each id of each feature, one after the other, and for each dense feature, standardised by mean and
+    deviation of the training rows. An id of a list counts as its pooling says: 1, its weight, or in a mean one divided
+    by the length of the list; more than once, it adds up. ``values``: ids and numbers of all training rows.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._first = np.concatenate([[0], np.cumsum(manifest.cardinalities)])  # columns of the features' ids 0
+        self.columns = int(self._first[-1]) + len(manifest.features.dense)
+        features, train = manifest.features, manifest.split("train")
+        self.values = train.rows * (len(features.one_id) + len(features.dense))
+        self.values += sum(entry.list_ids for entry in train.shards)
+        total, squares = np.zeros(len(features.dense)), np.zeros(len(features.dense))
+        for shard, _ in self._opened("train"):
+            dense = shard["dense"][:].astype(np.float64)
+            total, squares = total + dense.sum(axis=0), squares + (dense**2).sum(axis=0)
+        deviation = np.sqrt(np.maximum(squares / train.rows - (total / train.rows) ** 2, 0))
+        self.mean, self.deviation = total / train.rows, np.where(deviation > 0, deviation, 1.0)
+
+    def shards(self, split: str, share: float = 1.0) -> Iterator[DesignRows]:
+        """The rows of a split, shard by shard, or the first ones, so large a ``share`` of each."""
+        for shard, count in self._opened(split):
+            rows = read_columns(shard, 0, int(np.ceil(share * count)))
+            assert rows.label is not None
+            yield DesignRows(self.matrix(rows), rows.label)
+
+    def head(self, split: str, rows: int) -> DesignRows:
+        """About ``rows`` rows of a split, the same share of every shard."""
+        from scipy.sparse import vstack
+
+        parts = list(self.shards(split, min(1.0, rows / self.manifest.split(split).rows)))
+        return DesignRows(
+            vstack([part.matrix for part in parts], "csr"), np.concatenate([part.label for part in parts])
+        )
+
+    def matrix(self, rows: Columns) -> Any:
+        """The matrix of rows that were read."""
+        from scipy.sparse import csr_matrix
+
+        features, count = self.manifest.features, len(rows)
+        one_id = rows.ids + self._first[[features.sparse.index(name) for name in features.one_id]]
+        dense = np.broadcast_to(self._first[-1] + np.arange(len(features.dense)), rows.dense.shape)
+        standard = (rows.dense - self.mean) / self.deviation
+        values = np.concatenate([np.ones(one_id.shape), standard], axis=1).astype(np.float32)
+        places = np.concatenate([one_id, dense], axis=1).astype(np.int32)
+        ends = np.arange(count + 1) * values.shape[1]
+        found = csr_matrix((values.reshape(-1), places.reshape(-1), ends), shape=(count, self.columns))
+        return found + csr_matrix(self._listed(rows.lists), shape=found.shape) if rows.lists else found
+
+    def _listed(self, lists: Lists) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """The values of ids of lists, with their rows and columns."""
+        features, lengths = self.manifest.features, lists.lengths
+        names = features.list_names
+        means = np.array([features.lists[name].pooling == "mean" for name in names])
+        values = np.repeat(np.where(means, 1.0 / np.maximum(lengths, 1), 1.0).reshape(-1), lengths.reshape(-1))
+        if lists.weights is not None:
+            values *= lists.weights
+        first = self._first[[features.sparse.index(name) for name in names]]
+        row = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths.sum(axis=1))
+        return values.astype(np.float32), (row, (lists.ids + first[lists.features]).astype(np.int32))
+
+    def _opened(self, split: str) -> Iterator[tuple[Any, int]]:
+        """The shards of a split that have rows, and how many."""
+        for entry in self.manifest.split(split).shards:
+            if entry.rows:
+                with open_shard(self.folder, entry, self.manifest) as shard:
+                    yield shard, entry.rows
+
+
+class Regression(NamedTuple):
+    """A fitted regression: ``weights`` float64 (columns + 1,), the intercept last; the strength C of its
+    regularization, and how many steps the solver took.
+    """
+
+    weights: np.ndarray
+    strength: float
+    iterations: int
+
+    def probability(self, rows: DesignRows) -> np.ndarray:
+        """Of a click, float64 (rows,)."""
+        from scipy.special import expit
+
+        found: np.ndarray = expit(rows.matrix @ self.weights[:-1] + self.weights[-1])
+        return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +151,10 @@ def run(arguments: argparse.Namespace) -> int:
 def baseline(folder: Path, split: str = "test", whole_values: int = WHOLE_VALUES) -> dict[str, Any]:
     """Fit on ``train``, choose on ``validation``, score on ``split``; the scores as a dictionary for JSON.
 
-    Training rows with more than ``whole_values`` ids and numbers are fitted by stochastic gradient descent, shard by
-    shard.
+    Of training rows with more than ``whole_values`` ids and numbers one shard is in memory at a time.
     Raises DataError when the set is unlabelled or lacks a split, UserError when scikit-learn is not installed.
     """
-    _scikit("linear_model")  # before any reading
+    _scikit("metrics")  # before any reading
     began = time.monotonic()
     manifest = read_manifest(folder)
     if not manifest.labelled:
@@ -88,20 +175,21 @@ def baseline(folder: Path, split: str = "test", whole_values: int = WHOLE_VALUES
         for entry in manifest.split(name).shards:
             columns.check(folder, entry, manifest)
     data = DesignMatrix(folder, manifest)
-    fit = (_solve if data.values <= whole_values else _descend)(data)
+    fit = _search(data, in_memory=data.values <= whole_values)
     label, constant, regression = [], [], []
     for rows in data.shards(split):
         label.append(rows.label)
         constant.append(np.full(len(rows.label), rate))
-        regression.append(fit.model.predict_proba(rows.matrix)[:, 1])
+        regression.append(fit.probability(rows))
     truth = np.concatenate(label)
+    settings = {"solver": "lbfgs", "C": round(fit.strength, 8), "iterations": fit.iterations}
     return {
         "format": "ssmpi-baseline",
         "split": split,
         "rows": len(truth),
         "train_rows": train.rows,
         "constant": {"rate": rate, **scores(truth, np.concatenate(constant))},
-        "logistic_regression": {**fit.settings, **scores(truth, np.concatenate(regression))},
+        "logistic_regression": {**settings, **scores(truth, np.concatenate(regression))},
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -134,59 +222,54 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _solve(data: DesignMatrix) -> FittedModel:
-    """Fit by L-BFGS; searches the regularisation strength from a middle value to the best on validation."""
+def _search(data: DesignMatrix, *, in_memory: bool) -> Regression:
+    """Search the strength of the regularization from a middle value to the best on validation, on a sample of the
+    training rows; then go on from there with all of them.
+    """
     sample, held = data.head("train", SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
+    tried: dict[int, tuple[float, Regression]] = {}
 
-    def loss(step: int) -> float:
-        return _log_loss(_regression(FIRST_STRENGTH * STRENGTH_STEP**step).fit(*sample), held)
+    def attempt(step: int) -> None:
+        found = _fit(lambda: [sample], FIRST_STRENGTH * STRENGTH_STEP**step, np.zeros(data.columns + 1), MOST_STEPS)
+        tried[step] = float(_scikit("metrics").log_loss(held.label, found.probability(held), labels=[0, 1])), found
 
-    tried = {step: loss(step) for step in (-1, 0, 1)}
-    while (best := min(tried, key=lambda step: tried[step])) in (min(tried), max(tried)) and len(tried) < 8:
-        step = best + (1 if best == max(tried) else -1)
-        tried[step] = loss(step)
-    strength = round(FIRST_STRENGTH * STRENGTH_STEP**best, 8)
-    model = _regression(strength).fit(*data.head("train", data.manifest.split("train").rows))
-    return FittedModel(model, {"solver": "lbfgs", "C": strength, "iterations": int(model.n_iter_[0])})
-
-
-def _regression(strength: float) -> Any:
-    return _scikit("linear_model").LogisticRegression(C=strength, max_iter=300, tol=TOLERANCE)
-
-
-def _descend(data: DesignMatrix) -> FittedModel:
-    """Fit by SGD, shard by shard: chooses penalty and step size on a sample, then trains while validation improves."""
-    sample, held = data.head("train", 5 * SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
-
-    def loss(setting: tuple[float, float]) -> float:
-        return _log_loss(_descent(*setting).partial_fit(*sample, classes=[0, 1]), held)
-
-    best = min(((penalty, size) for penalty in PENALTIES for size in STEP_SIZES), key=loss)
-    model = _descent(*best)
-    losses: list[float] = []
-    kept = None
-    while len(losses) < MOST_PASSES:
-        for rows in data.shards("train"):
-            model.partial_fit(*rows, classes=[0, 1])
-        losses.append(_log_loss(model, held))
-        if losses[-1] > min(losses):
-            break
-        kept = (model.coef_.copy(), model.intercept_.copy())
-    assert kept is not None
-    model.coef_, model.intercept_ = kept
-    return FittedModel(
-        model, {"solver": "sgd", "alpha": best[0], "eta0": best[1], "passes": int(np.argmin(losses)) + 1}
-    )
+    for step in (-1, 0, 1):
+        attempt(step)
+    while (best := min(tried, key=lambda step: tried[step][0])) in (min(tried), max(tried)) and len(tried) < 8:
+        attempt(best + (1 if best == max(tried) else -1))
+    start = tried[best][1]
+    whole = data.head("train", data.manifest.split("train").rows) if in_memory else None
+    found = _fit(
+        lambda: [whole] if whole else data.shards("train"), start.strength, start.weights,
+        MOST_STEPS if in_memory else MOST_PASSES,
+    )  # fmt: skip
+    return found._replace(iterations=start.iterations + found.iterations)
 
 
-def _descent(penalty: float, size: float) -> Any:
-    return _scikit("linear_model").SGDClassifier(
-        loss="log_loss", alpha=penalty, learning_rate="invscaling", eta0=size, power_t=0.1, random_state=0
-    )
+def _fit(parts: Callable[[], Iterable[DesignRows]], strength: float, start: np.ndarray, most: int) -> Regression:
+    """Minimize the mean log-loss of the rows in ``parts`` and the penalty 1 / (2 * strength * rows) of squared weights,
+    as scikit-learn does, by L-BFGS: at most so many steps, each of which goes through all parts.
+    """
+    from scipy.optimize import minimize
+    from scipy.special import expit
 
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        rows, total, gradient = 0, 0.0, np.zeros_like(weights)
+        for part in parts():
+            logit = part.matrix @ weights[:-1] + weights[-1]
+            total += float((np.logaddexp(0, logit) - part.label * logit).sum())
+            rows += len(part.label)
+            residual = expit(logit) - part.label
+            gradient[:-1] += part.matrix.T @ residual
+            gradient[-1] += residual.sum()
+        inner = weights[:-1] / (strength * rows)
+        gradient /= rows
+        gradient[:-1] += inner
+        return total / rows + float(inner @ weights[:-1]) / 2, gradient
 
-def _log_loss(model: Any, rows: DesignRows) -> float:
-    return float(_scikit("metrics").log_loss(rows.label, model.predict_proba(rows.matrix)[:, 1], labels=[0, 1]))
+    options = {"maxiter": most, "maxls": 50, "gtol": TOLERANCE, "ftol": 64 * np.finfo(float).eps}
+    found = minimize(loss, start, method="L-BFGS-B", jac=True, options=options)
+    return Regression(found.x, strength, int(found.nit))
 
 
 def _scikit(part: str) -> Any:

@@ -1,4 +1,5 @@
-"""Compiled readers of one field of raw text, an integer or a hexadecimal token; eight bytes at a time if possible.
+"""The fields of Criteo's raw rows, and compiled readers of an integer or a hexadecimal token, eight bytes at a time if
+possible.
 
 Used by ``parser``, which reads whole rows.
 """
@@ -9,7 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ssmpi.data.features import CRITEO
 from ssmpi.runtime.compiled.jit import njit
+
+DENSE_NAMES, SPARSE_NAMES = CRITEO.dense, CRITEO.sparse
+DENSE_FEATURES, SPARSE_FEATURES = len(DENSE_NAMES), len(SPARSE_NAMES)
 
 Integer = int | np.integer[Any]
 

@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.preparation import Tally
 from data_prep.raw.fields import (
+    DENSE_FEATURES,
     NEWLINE,
     RETURN,
+    SPARSE_FEATURES,
     TAB,
     ZERO,
     Integer,

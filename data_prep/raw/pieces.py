@@ -10,7 +10,7 @@ import numpy as np
 from data_prep.preparation import Piece, Preparation, RawSource, Rows, Unit
 from data_prep.progress import ProgressBar
 from data_prep.ranks import BadRowError
-from data_prep.raw.sources import TextDigest, TextStream, line_of
+from data_prep.raw.text_stream import TextDigest, TextStream, line_of
 
 
 @dataclass

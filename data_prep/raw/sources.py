@@ -1,39 +1,96 @@
-"""The raw files, their order, and their text in blocks of whole rows from any byte on.
-
-Plain files are split into pieces of equal bytes that any rank can read. Compressed files have no random access, and
-where values may hold newlines only the text before says where a row ends: both are streamed from the start. A row
-belongs to the piece in which it starts.
+"""The raw files: which ones folders and patterns stand for, in which order, and which are refused by name because they
+are no tables of text.
 """
 
 from __future__ import annotations
 
 import codecs
-import gzip
-import hashlib
-import io
+import glob
 import os
-import zlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
 
 from data_prep.preparation import DAY_NAME, RawSource
-from data_prep.ranks import RawDataError
-from data_prep.raw.other_formats import binary_format
-from data_prep.raw.quotes import row_ends
-from ssmpi.runtime.errors import DataError, UserError
-from ssmpi.runtime.files import atomic_file
+from data_prep.raw.text_stream import MAX_ROW_BYTES, read_some, text_of
+from ssmpi.runtime.errors import DataError
 
-BLOCK_BYTES = 2 << 20
-SAMPLE_BYTES = 1 << 20
-MAX_ROW_BYTES = 1 << 20
-CHANGED = "{}: changed since the job began; start again when no other program writes to it"
-STEP_BYTES = 1 << 16
-NEWLINE = 10
 PARQUET = b"PAR1"
 MAGICS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+REWRITE = "save its columns as CSV or Parquet"
+BINARY = {
+    rb"PK\x03\x04.{26}[ -.0-~]+\.npy": ("a NumPy archive (npz)", REWRITE),
+    rb"PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/)": ("an Excel workbook", "save its sheet as CSV"),
+    rb"\xd0\xcf\x11\xe0": ("an Excel workbook", "save its sheet as CSV"),
+    rb"PK(\x03\x04|\x05\x06)": ("a zip archive", "unpack it with unzip"),
+    rb"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it with 7z x"),
+    rb".{257}ustar": ("a tar archive", "unpack it with tar -x"),
+    rb"BZh\d1AY": ("compressed with bzip2", "unpack it with bunzip2, or compress it with gzip or zstd"),
+    rb"\xfd7zXZ\0": ("compressed with xz", "unpack it with unxz, or compress it with gzip or zstd"),
+    rb"\x04\x22\x4d\x18": ("compressed with LZ4", "unpack it with lz4 -d, or compress it with gzip or zstd"),
+    rb"ORC": ("an ORC file", "convert it to Parquet, for example with pyarrow.orc"),
+    rb"ARROW1|FEA1": ("a Feather (Arrow IPC) file", "convert it to Parquet, for example with pyarrow.feather"),
+    rb"\xff{4}": ("an Arrow IPC stream", "convert it to Parquet, for example with pyarrow.ipc"),
+    rb"Obj\x01": ("an Avro file", REWRITE),
+    rb"\x93NUMPY": ("a NumPy array", REWRITE),
+    rb"\x89HDF\r\n": ("an HDF5 file", REWRITE),
+    rb"SQLite format 3\0": ("an SQLite database", REWRITE),
+    rb"\x80[\x03-\x05][\x95\x8c\x63\x7d\x5d]": ("a Python pickle", REWRITE),
+    rb"(?!\0{4}).{4}\0{4}.{8}": ("a TFRecord file", REWRITE),  # the length of its first record, and a checksum
+}
+NUMBER = r"[-+]?[\d.]+([eE][-+]?\d+)?"
+TEXT = {
+    r"""\s*(\{\s*("|$)|\[\s*([{\["]|$))""": ("JSON", "convert it to CSV or Parquet, for example with pandas.read_json"),
+    rf"{NUMBER}(\s+\d+:\d+:{NUMBER})+\s*$": ("in the libffm format", "write a column for each field"),
+    rf"{NUMBER}(\s+qid:\d+)?(\s+\d+:{NUMBER})+\s*(#.*)?$": ("in the libsvm format", "write a column for each feature"),
+    r"[^:\t,;]*(::[^:\t,;]*)+$": ("text with '::' between values", "replace it by tabs: sed 's/::/\\t/g'"),
+}
+
+
+def expand(given: Sequence[Path]) -> list[Path]:
+    """The given files, and those of given folders and patterns. Left out, and printed, are empty files of these, and
+    names that begin with ``.`` or ``_``, as Spark's markers do, unless such a file is given alone. DataError for a
+    folder or a pattern without files.
+    """
+    paths: list[Path] = []
+    left_out: list[Path] = []
+    for path in given:
+        if not path.is_dir() and (path.exists() or not glob.has_magic(str(path))):
+            spare = len(given) > 1 and _is_hidden(path.name)
+            (left_out if spare else paths).append(path)
+            continue
+        found = _files_of(path)
+        empty = [one for one in found if not one.stat().st_size]
+        if len(found) == len(empty):
+            what = "this folder has no file with data" if path.is_dir() else "no file with data has such a name"
+            raise DataError(f"{path}: {what}; check the path")
+        paths += [one for one in found if one not in empty]
+        left_out += empty
+    if left_out:
+        names = ", ".join(str(path) for path in left_out[:3]) + ", ..." * (len(left_out) > 3)
+        print(f"left out, because they hold no data: {names}", flush=True)
+    return paths
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Sorted by name, numbers in names by value: part 2 before part 10."""
+    return sorted(
+        paths, key=lambda path: [int(s) if i % 2 else s for i, s in enumerate(re.split("([0-9]+)", str(path)))]
+    )
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Those of a folder and its folders, or of all that a pattern matches."""
+    if path.is_dir():
+        files = (one for one in path.rglob("*") if not any(map(_is_hidden, one.relative_to(path).parts)))
+        return in_order(one for one in files if one.is_file())
+    names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - of absolute patterns too
+    matches = in_order(Path(name) for name in names if not _is_hidden(Path(name).name))
+    return [file for one in matches for file in ([one] if one.is_file() else _files_of(one))]
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def open_sources(paths: Sequence[Path], multiline: str = "") -> list[RawSource]:
@@ -79,8 +136,8 @@ def _open(path: Path, index: int, multiline: str) -> RawSource:
 def _refuse_other_formats(source: RawSource) -> None:
     """DataError for a file that is neither UTF-8 text in lines nor Parquet, also if it is so after decompression."""
     path = source.path
-    with path.open("rb") as raw, _text_of(source, raw) as file:
-        start, _ = _read_some(file, MAX_ROW_BYTES)
+    with path.open("rb") as raw, text_of(source, raw) as file:
+        start, _ = read_some(file, MAX_ROW_BYTES)
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise DataError(f"{path}:1: is UTF-16 text; convert it with iconv -f UTF-16 -t UTF-8")
     packed = f" compressed with {source.compression}" * bool(source.compression)
@@ -95,214 +152,11 @@ def _refuse_other_formats(source: RawSource) -> None:
         )
 
 
-def mark_size(text: np.ndarray, offset: int) -> int:
-    """Bytes of the UTF-8 byte order mark that the text uint8 from byte ``offset`` of a source begins with."""
-    return 3 if offset == 0 and bytes(text[:3]) == codecs.BOM_UTF8 else 0
+def binary_format(start: bytes) -> str:
+    """What a file is that begins with ``start``, and the remedy; empty if it may be text."""
+    return next((f"{name}; {remedy}" for magic, (name, remedy) in BINARY.items() if re.match(magic, start, re.S)), "")
 
 
-class TextStream:
-    """The text of one source from byte ``start`` on, in blocks of whole rows.
-
-    Starting inside a row skips the rest of it, which belongs to the previous piece. ``offset`` counts bytes of
-    (decompressed) text. DataError for a damaged gzip file, for a "row" of more than 1 MiB, or if the file has another
-    size than when the job began.
-    """
-
-    def __init__(self, source: RawSource, start: int = 0) -> None:
-        self._source = source
-        self._raw: BinaryIO = source.path.open("rb")
-        if os.fstat(self._raw.fileno()).st_size != source.size:
-            self._raw.close()
-            raise RawDataError(CHANGED.format(source.path))
-        self._file = _text_of(source, self._raw)
-        self._buffer = bytearray(BLOCK_BYTES + MAX_ROW_BYTES + 2 * STEP_BYTES)
-        self._begin = self._end = 0  # the range of the buffer with text not yet returned
-        self._damage: Exception | None = None
-        self._ended = False
-        self.offset = start
-        if start:
-            self._file.seek(start - 1)
-            self.offset = start - 1
-            self._consume(self._row_end(0))
-
-    def __enter__(self) -> TextStream:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self._file.close()
-        self._raw.close()
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether there are no more rows."""
-        if self._begin == self._end and not self._ended:
-            self._read()
-        return self._ended and self._begin == self._end
-
-    @property
-    def file_position(self) -> int:
-        """The read position in the file's own (compressed) bytes."""
-        return self._raw.tell()
-
-    def blocks(self, stop: int) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield (uint8 text of whole rows, newline-ended; its offset): all rows that start before ``stop``.
-
-        A block is a view of one buffer, valid until the next block.
-        """
-        while self.offset < stop and not self.exhausted:
-            limit = min(stop - self.offset, BLOCK_BYTES)
-            while self._end - self._begin < limit and not self._ended:
-                self._read(limit - (self._end - self._begin))
-            size = self._row_end(min(limit, self._end - self._begin) - 1)
-            yield np.frombuffer(self._buffer, dtype=np.uint8, count=size, offset=self._begin), self.offset
-            self._consume(size)
-
-    def _row_end(self, position: int) -> int:
-        """The end (after the newline) of the row that holds the byte at ``position``; reads on as needed."""
-        while True:
-            start, end = self._row(position)
-            if end:
-                return end
-            if self._ended:
-                return self._end - self._begin
-            if self._end - self._begin - position > MAX_ROW_BYTES:
-                why = "this is not a raw text file with one row per line"
-                if self._source.multiline:
-                    why = 'close its quote, or write quoting = "none" in [table] of the schema if quotes are no quoting'
-                raise RawDataError(
-                    f"{self._source.path}:{line_of(self._source, self.offset + start)}: no end of row within "
-                    f"{MAX_ROW_BYTES:,} bytes; {why}"
-                )
-            self._read()
-
-    def _row(self, position: int) -> tuple[int, int]:
-        """Where the row that holds the byte at ``position`` begins, or ``position``, and its end; 0 if that is not read
-        yet.
-        """
-        if not self._source.multiline:
-            return position, max(0, self._buffer.find(b"\n", self._begin + position, self._end) + 1 - self._begin)
-        text = np.frombuffer(self._buffer, dtype=np.uint8, count=self._end - self._begin, offset=self._begin)
-        ends = np.concatenate([[0], row_ends(text, ord(self._source.multiline))[0], [0]])
-        at = np.searchsorted(ends[:-1], position, side="right")
-        return int(ends[at - 1]), int(ends[at])
-
-    def _consume(self, count: int) -> None:
-        self._begin += count
-        self.offset += count
-
-    def _read(self, wanted: int = STEP_BYTES) -> None:
-        if self._end + wanted >= len(self._buffer):  # one byte is reserved for a missing last newline
-            left = self._end - self._begin
-            self._buffer[:left] = self._buffer[self._begin : self._end]
-            self._begin, self._end = 0, left
-        with atomic_file.naming(self._source.path):
-            count = self._read_into(memoryview(self._buffer)[self._end : self._end + wanted])
-        self._end += count
-        if count == 0:
-            if self._damage:
-                self._fail()
-            self._ended = True
-            if self._begin < self._end and self._buffer[self._end - 1] != NEWLINE:
-                self._buffer[self._end] = NEWLINE
-                self._end += 1
-
-    def _read_into(self, room: memoryview) -> int:
-        if self._source.divisible:
-            return self._file.readinto(room)  # type: ignore[union-attr]
-        if self._damage:
-            return 0
-        text, self._damage = _read_some(self._file, len(room))
-        room[: len(text)] = text
-        return len(text)
-
-    def _fail(self) -> None:
-        offset = self.offset + self._end - self._begin
-        raise RawDataError(
-            f"{self._source.path}:{line_of(self._source, offset)}: damaged or truncated "
-            f"{self._source.compression} after {offset:,} bytes of text ({self._damage}); fetch the file again"
-        )
-
-
-class _Zstandard(io.RawIOBase):
-    """The text of a zstd file, decompressed by pyarrow."""
-
-    def __init__(self, path: Path, raw: BinaryIO) -> None:
-        try:
-            import pyarrow as pa
-        except ImportError as error:
-            raise UserError(
-                f"{path}: reading zstd files needs pyarrow, which is not installed: pip install 'ssmpi[tables]'"
-            ) from error
-        self._stream = pa.CompressedInputStream(raw, "zstd")
-
-    def read1(self, count: int) -> bytes:
-        """Up to ``count`` bytes."""
-        try:
-            text: bytes = self._stream.read(count)
-        except OSError as error:
-            raise zlib.error(str(error)) from error
-        return text
-
-
-def _text_of(source: RawSource, raw: BinaryIO) -> BinaryIO | gzip.GzipFile | _Zstandard:
-    """The text of a source, decompressed, from its file."""
-    if source.compression == "zstd":
-        return _Zstandard(source.path, raw)
-    return gzip.GzipFile(fileobj=raw) if source.compression else raw
-
-
-def _read_some(file: BinaryIO | gzip.GzipFile | _Zstandard, wanted: int) -> tuple[bytes, Exception | None]:
-    """Up to ``wanted`` bytes, and the error that ended a damaged gzip file early; the bytes before it are returned."""
-    if not isinstance(file, gzip.GzipFile | _Zstandard):
-        return file.read(wanted), None
-    parts, left = [], wanted
-    try:
-        while left > 0 and (part := file.read1(left)):
-            parts.append(part)
-            left -= len(part)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        return b"".join(parts), error
-    return b"".join(parts), None
-
-
-def line_of(source: RawSource, offset: int) -> int:
-    """The 1-based line of the byte at ``offset`` of the text, by counting, as far as the file can be read."""
-    lines, left = 1, offset
-    with source.path.open("rb") as raw, _text_of(source, raw) as file:
-        while left > 0:
-            text, _ = _read_some(file, min(left, BLOCK_BYTES))
-            if not text:
-                break
-            lines += text.count(b"\n")
-            left -= len(text)
-    return lines
-
-
-def estimated_lines(source: RawSource) -> int:
-    """The estimated number of lines of a raw file, from its first MiB of text."""
-    with source.path.open("rb") as raw, _text_of(source, raw) as file:
-        text, damage = _read_some(file, SAMPLE_BYTES)
-        if damage:
-            return 0  # pass 1 reports where
-        used = raw.tell() if len(text) == SAMPLE_BYTES else source.size
-    return max(1, round(text.count(b"\n") * source.size / used))
-
-
-class TextDigest:
-    """The CRC-32 of a piece's text: detects a changed or damaged file at half the cost of SHA-256."""
-
-    def __init__(self) -> None:
-        self._sum = 0
-
-    def update(self, text: np.ndarray) -> None:
-        """Add text uint8."""
-        self._sum = zlib.crc32(text.data, self._sum)
-
-    def hexdigest(self) -> str:
-        """The checksum so far, eight hexadecimal digits."""
-        return f"{self._sum:08x}"
-
-
-def whole_digest(digests: Sequence[str]) -> str:
-    """A file's checksum: SHA-256 over the ``TextDigest`` of each piece, so that ranks can share the work."""
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+def text_format(line: str) -> str:
+    """What text is that begins with ``line``, and the remedy; empty if it may be a table."""
+    return next((f"{name}; {remedy}" for form, (name, remedy) in TEXT.items() if re.match(form, line)), "")

@@ -17,9 +17,8 @@ import numpy as np
 from data_prep.files import Publisher
 from data_prep.preparation import Preparation
 from data_prep.progress import ProgressBar
-from data_prep.scratch import Scratch
 from data_prep.shards.list_ids import item_type, permute, without_weights
-from data_prep.shards.packing import SLACK, row_bytes, unpack
+from data_prep.shards.packing import SLACK, Scratch, row_bytes, unpack
 from data_prep.shards.scatter import GroupedFile, PlacedPiece
 from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
 from ssmpi.data.columns import read_rows

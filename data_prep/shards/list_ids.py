@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.token_lists import TokenLists
+from data_prep.tokens import TokenLists
 from ssmpi.data.features import Features
 from ssmpi.runtime.compiled.jit import njit
 

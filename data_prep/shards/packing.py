@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from data_prep.preparation import RowFormat, Rows
 from data_prep.raw.fields import word
@@ -21,8 +22,24 @@ TOGETHER = 64
 SLACK = 8  # readable bytes after the last packed row: columns are read eight bytes at a time
 
 KEY_BYTES, DENSE_BYTES = 8, 4
+SPARE = 64  # arrays that are used again are larger by 1 / SPARE: the next one is often slightly larger
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class Scratch:
+    """Named arrays whose memory is reused: getting new pages from the operating system costs more than filling them."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, np.ndarray] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        """An uninitialized array, valid until the same name is requested again."""
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if name not in self._memory or self._memory[name].size < count:
+            self._memory.pop(name, None)
+            self._memory[name] = np.empty(count + count // SPARE, dtype=np.uint8)
+        return self._memory[name][:count].view(dtype).reshape(shape)
 
 
 def widths(cardinalities: Sequence[int], keyed: Sequence[int], dense: int) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 
 from data_prep.files import file_checksum
 from data_prep.preparation import Preparation
-from data_prep.raw.sources import whole_digest
+from data_prep.raw.text_stream import whole_digest
 from data_prep.shards.gather import WrittenShard
 from data_prep.splits import Ranges
 from data_prep.vocabulary.scan import PieceRecord

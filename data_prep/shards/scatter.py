@@ -17,10 +17,9 @@ from data_prep.files import save_array
 from data_prep.preparation import OpenPiece, Piece, Preparation, Unit
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
-from data_prep.raw.sources import CHANGED
-from data_prep.scratch import Scratch
+from data_prep.raw.text_stream import CHANGED
 from data_prep.shards.list_ids import ListGrouping, item_type
-from data_prep.shards.packing import Packer
+from data_prep.shards.packing import Packer, Scratch
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.vocabulary.scan import PieceRecord
 from ssmpi.runtime.files import atomic_file

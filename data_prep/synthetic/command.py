@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from data_prep.columns import SPARSE_FEATURES
-from data_prep.synthetic.multi_hot import SCHEMA_NAME
+from data_prep.raw.fields import SPARSE_FEATURES
 from data_prep.synthetic.synthesize import TEACHER_NAME, SynthesisPlan, require, synthesize
 from data_prep.synthetic.teacher import TeacherSettings, scaled_cardinalities
+from data_prep.synthetic.text_writer import SCHEMA_NAME
 
 SUFFIXES = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 

@@ -18,15 +18,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from data_prep.columns import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.progress import ProgressBar
 from data_prep.ranks import Ranks
+from data_prep.raw.fields import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.splits import split_rows
-from data_prep.synthetic import multi_hot
-from data_prep.synthetic.ceiling import Ceiling
-from data_prep.synthetic.multi_hot import ONE_HOT, MultiHot
-from data_prep.synthetic.teacher import Teacher, TeacherSettings
-from data_prep.synthetic.text_writer import TextWriter, most_row_bytes
+from data_prep.synthetic import text_writer
+from data_prep.synthetic.teacher import Ceiling, Teacher, TeacherSettings
+from data_prep.synthetic.text_writer import ONE_HOT, MultiHot, TextWriter, most_row_bytes
 from ssmpi.runtime.errors import UserError
 from ssmpi.runtime.files import atomic_file
 
@@ -84,8 +82,8 @@ class SynthesisPlan:
         )
         for name, count in zip(SPARSE_NAMES, self.multi_hot, strict=False):
             require(
-                1 <= count <= multi_hot.MOST,
-                f"--multi-hot: {count} tokens in a list of {name}: give 1 to {multi_hot.MOST:,}",
+                1 <= count <= text_writer.MOST,
+                f"--multi-hot: {count} tokens in a list of {name}: give 1 to {text_writer.MOST:,}",
             )
 
     @property
@@ -111,7 +109,7 @@ class SynthesisPlan:
         """The row ranges of train, test and validation in ``ssmpi-prepare criteo``, or by the schema of lists, for
         which the ceiling is computed.
         """
-        kind = multi_hot.SHARES if self.multi_hot else "days" if self.days else "kaggle"
+        kind = text_writer.SHARES if self.multi_hot else "days" if self.days else "kaggle"
         return split_rows(kind, [b - a for a, b in self.files().values()])
 
     def writer(self, teacher: Teacher, block_rows: int) -> tuple[TextWriter, int]:
@@ -128,11 +126,11 @@ def synthesize(plan: SynthesisPlan, block_rows: int = BLOCK_ROWS) -> dict[str, A
     if plan.unlabelled_rows:
         wanted[plan.unlabelled_file()] = (plan.teacher.rows, plan.teacher.rows + plan.unlabelled_rows)
     writer, block_rows = plan.writer(teacher, block_rows)
-    others = [multi_hot.SCHEMA_NAME, TEACHER_NAME] if plan.multi_hot else [TEACHER_NAME]
+    others = [text_writer.SCHEMA_NAME, TEACHER_NAME] if plan.multi_hot else [TEACHER_NAME]
     _make_room(plan, teacher, [*wanted, *others])
     if plan.multi_hot:
-        with _beside(plan.folder / multi_hot.SCHEMA_NAME) as out:
-            out.write(multi_hot.schema(plan.multi_hot).encode())
+        with _beside(plan.folder / text_writer.SCHEMA_NAME) as out:
+            out.write(text_writer.schema(plan.multi_hot).encode())
 
     ranges = plan.ranges()
     ceilings = {name: Ceiling() for name in ranges}
@@ -141,7 +139,7 @@ def synthesize(plan: SynthesisPlan, block_rows: int = BLOCK_ROWS) -> dict[str, A
         for name, (start, stop) in wanted.items():
             with _beside(plan.folder / name) as out:
                 if plan.multi_hot:
-                    out.write(multi_hot.header(labelled=name in labelled))
+                    out.write(text_writer.header(labelled=name in labelled))
                 for first in range(start, stop, block_rows):
                     rows = min(block_rows, stop - first)
                     block = teacher.block(first, rows)

@@ -1,4 +1,5 @@
-"""The teacher: draws the rows of a synthetic data set and their click probabilities. Used by ``synthesize``.
+"""The teacher: draws rows of a synthetic data set with their click probabilities, and scores itself on them: an upper
+bound for every model. Used by ``synthesize``.
 
 A row is a pure function of (seed, row number), drawn by a counter-based generator, so blocks of any size give the same
 rows, without state. The click logit is the sum of linear effects of tokens and integers and of a factorization machine
@@ -8,13 +9,15 @@ pass over about a million rows comes close to the teacher.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.columns import DENSE_FEATURES, DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
+from data_prep.raw.fields import DENSE_FEATURES, DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.synthetic.draws import HEAD, RANK, TeacherTables, draw, fill_gaussians, mix
+from ssmpi.runtime.compiled.jit import njit
 
 KAGGLE_CARDINALITIES = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
@@ -39,6 +42,9 @@ PAIRED_INTEGERS = ("I2", "I9")
 TOKEN_SPREAD, INTEGER_EFFECT_SPREAD, PAIR_SPREAD = 1.0, 0.75, 0.9
 CURVE_SPREAD = (1.0, 0.4)  # of an integer's linear and square effect
 CALIBRATION_ROWS = 65_536
+
+BINS = 1 << 16  # of logits, for the AUC
+LOGIT_LIMIT = 16.0
 
 
 @dataclass(frozen=True)
@@ -193,3 +199,44 @@ def _calibrated(raw: TeacherTables) -> TeacherTables:
         low, high = (middle, high) if (1 / (1 + np.exp(-logit - middle))).mean() < LABEL_RATE else (low, middle)
     weight[3] = round(low, 6)
     return raw._replace(standard=standard, weight=weight)
+
+
+class Ceiling:
+    """Running AUC, log-loss and normalized entropy (NE) of true logits. AUC counts pairs within 1/2048 logit half."""
+
+    def __init__(self) -> None:
+        self._histogram = np.zeros((2, BINS), np.int64)
+        self._log_loss = np.zeros(1)
+
+    def add(self, logit: np.ndarray, label: np.ndarray) -> None:
+        """Score more rows: logit float64 (rows,), label uint8 (rows,)."""
+        _accumulate(logit, label, self._histogram, self._log_loss)
+
+    def merge(self, other: Ceiling) -> None:
+        """Add the rows of another."""
+        self._histogram += other._histogram
+        self._log_loss += other._log_loss
+
+    def compute(self) -> dict[str, float | None]:
+        """label_rate, auc, log_loss, ne, accuracy; None where undefined (no rows, or one label only)."""
+        negatives, positives = (int(n) for n in self._histogram.sum(axis=1))
+        rows = negatives + positives
+        rate = positives / rows if rows else None
+        log_loss = float(self._log_loss[0]) / rows if rows else None
+        if rate is None or log_loss is None or not 0 < positives < rows:
+            return {"label_rate": rate, "auc": None, "log_loss": log_loss, "ne": None, "accuracy": None}
+        entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+        below = np.cumsum(self._histogram[0]) - self._histogram[0] / 2
+        auc = float(self._histogram[1] @ below) / (positives * negatives)
+        right = int(self._histogram[0, : BINS // 2].sum() + self._histogram[1, BINS // 2 :].sum())
+        found = {"label_rate": rate, "auc": auc, "log_loss": log_loss, "ne": log_loss / entropy}
+        return {**found, "accuracy": right / rows}
+
+
+@njit(cache=True, nogil=True)
+def _accumulate(logit: np.ndarray, label: np.ndarray, histogram: np.ndarray, log_loss: np.ndarray) -> None:
+    for i in range(logit.size):
+        z = logit[i]
+        log_loss[0] += max(z, 0.0) - z * label[i] + np.log1p(np.exp(-abs(z)))
+        bin_of = int((z + LOGIT_LIMIT) * (BINS / (2.0 * LOGIT_LIMIT)))
+        histogram[label[i], min(max(bin_of, 0), BINS - 1)] += 1

@@ -9,24 +9,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import file_checksum
 from data_prep.options import PrepareOptions
-from data_prep.passes import compare_views, run
+from data_prep.passes import open_job, run
 from data_prep.preparation import Preparation, RawSource, RowFormat
 from data_prep.progress import say
 from data_prep.ranks import Ranks
-from data_prep.raw.parts import expand, in_order
-from data_prep.raw.sources import PARQUET, open_sources
+from data_prep.raw.sources import PARQUET, expand, in_order, open_sources
 from data_prep.splits import parse_fractions
-from data_prep.table.schema import KEYS, MULTILINE, Schema, some
-from data_prep.table.schema_file import read_schema
-from data_prep.vocabulary import extension
-from data_prep.vocabulary.vocabulary_file import Vocabulary, reusable_vocabulary
+from data_prep.table.schema import KEYS, MULTILINE, Schema, read_schema, some
+from data_prep.vocabulary.vocabulary_file import Vocabulary
 from ssmpi.data.schema import Manifest
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
-
-OF_HASHES = "of hashes alone"  # a vocabulary that depends on no row
 
 
 def prepare(
@@ -71,31 +65,16 @@ def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ra
     if options.split:
         shares = (1.0,) if options.split == "none" else parse_fractions(options.split)
         schema = schema.split_again(shares)
-    options, base = ranks.first(lambda: extension.opened(options, partial(_check_columns, schema)))
-    multiline, paths = schema.separator if schema.quoting == MULTILINE else "", ranks.first(lambda: expand(files))
-    sources = ranks.together(lambda: open_sources(paths, multiline))
-    compare_views(sources, ranks)
-    _refuse_keys_beside_lists(schema)
-    _refuse_without_vocabulary(schema, options)
-    form = ranks.together(lambda: _format(schema, sources, options))
-    ranks.first(lambda: _say_order(schema, sources, form))
-    given = options.vocabulary
-    checksum = ranks.first(lambda: _vocabulary(given, schema)) if given is not None else None
-    rule = schema.split
-    kind = options.split or (rule.by if rule.by != "rows" else ",".join(map(str, rule.shares)))
-    labelled = schema.label is not None
-    identity: dict[str, Any] = (
-        options.identity()
-        | schema.identity()
-        | {
-            "split": kind,
-            "split_name": options.split_name or ("train" if labelled else "test"),
-            "labelled": labelled,
-            "vocabulary": checksum or (OF_HASHES if form.hashes_alone else None),
-        }
-        | base
-    )
-    return Preparation(options, ranks, sources, labelled, form, identity)
+
+    def open_format(sources: list[RawSource], options: PrepareOptions) -> RowFormat:
+        _refuse_keys_beside_lists(schema)
+        _refuse_without_vocabulary(schema, options)
+        form: RowFormat = ranks.together(lambda: _format(schema, sources, options))
+        ranks.first(lambda: _say_order(schema, sources, form))
+        return form
+
+    multiline = schema.separator if schema.quoting == MULTILINE else ""
+    return open_job(files, options, ranks, open_format, partial(_check_columns, schema), multiline)
 
 
 def _refuse_keys_beside_lists(schema: Schema) -> None:
@@ -168,13 +147,6 @@ def _load(name: str) -> Any:
         if error.name != "pyarrow":
             raise
         raise UserError("tables need pyarrow, which is not installed: pip install 'ssmpi[tables]'") from error
-
-
-def _vocabulary(given: Path, schema: Schema) -> str:
-    """The checksum of a given vocabulary; DataError if it is of other columns."""
-    vocabulary = reusable_vocabulary(given)
-    _check_columns(schema, vocabulary)
-    return file_checksum(vocabulary.path)
 
 
 def _check_columns(schema: Schema, vocabulary: Vocabulary) -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.preparation import RawSource
-from data_prep.raw.other_formats import text_format
-from data_prep.raw.quotes import row_ends
-from data_prep.raw.sources import TextStream, mark_size
+from data_prep.raw.sources import text_format
+from data_prep.raw.text_stream import TextStream, mark_size, row_ends
 from data_prep.table.arrow_strings import ARROW
 from data_prep.table.schema import LINE, MULTILINE, UNQUOTED, Schema
 from ssmpi.runtime.errors import DataError

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.options import PrepareOptions
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Unit
 from data_prep.ranks import RawDataError
 from data_prep.table.arrow_strings import StringReader, missing_values
@@ -36,7 +37,7 @@ class TableFormat(RowFormat):
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         self.schema = schema
-        self.features = schema.features
+        self.features, self.labelled = schema.features, schema.label is not None
         self.transform = ", ".join(f"{name}: {column.transform}" for name, column in schema.dense.items()) or "none"
         self.splits_rows = schema.split.by != "rows"
         self.hashes_alone = not (self.awaits(fitting=True) or schema.lists)  # lists as earlier versions had them
@@ -44,6 +45,16 @@ class TableFormat(RowFormat):
         self._kept: KeptRows | None = None
         self._builder = RowBuilder(schema, seed, only_train, splits_of_files(schema, sources))
         self._missing, self._strings = missing_values(schema), StringReader(schema)
+
+    def identity(self) -> dict[str, Any]:
+        """The schema."""
+        return self.schema.identity()
+
+    def chosen_split(self, options: PrepareOptions) -> tuple[str, str]:
+        """As given, else as the schema says."""
+        rule = self.schema.split
+        kind = options.split or (rule.by if rule.by != "rows" else ",".join(map(str, rule.shares)))
+        return kind, options.split_name or ("train" if self.labelled else "test")
 
     def least_count(self, feature: int, options: Any) -> int:
         """That of the schema, else of the command line."""
@@ -126,7 +137,7 @@ class TableFormat(RowFormat):
 
     def remarks(self, records: Sequence[Any]) -> list[str]:
         """Dense features of a labelled table whose values are large and not scaled."""
-        if self.schema.label is None:
+        if not self.labelled:
             return []
         largest = np.max([record.largest for record in records], axis=0)
         return [

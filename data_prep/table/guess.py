@@ -16,11 +16,12 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from data_prep.preparation import RawSource
-from data_prep.raw.sources import PARQUET, TextStream
-from data_prep.table.arrow_lists import are_lists, usual
+from data_prep.raw.sources import PARQUET
+from data_prep.raw.text_stream import TextStream
 from data_prep.table.files import first_fields, quoting_of, refuse_other_text
 from data_prep.table.guess_label import GIVES_AWAY, TEXTS, area_alone, guess_label
 from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
+from data_prep.table.lists import are_lists, usual
 from data_prep.table.schema import BRACKETS, LINE, UNQUOTED, quoted, some
 from data_prep.table.text_values import MOMENT, lists_in_brackets, times_of
 from ssmpi.runtime.errors import DataError

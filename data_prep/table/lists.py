@@ -1,4 +1,8 @@
-"""List columns: text that is split, or lists of Arrow, as lists of 64-bit tokens."""
+"""List columns: text that is split, or lists of Arrow, as lists of 64-bit tokens; and their weights.
+
+Weights are a column of their own, as TensorFlow and TorchRec have it, with a number for each value of a list. With
+``token:weight`` in a cell no token could hold a colon, and lists of Parquet would have to be text.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.raw.diagnosis import shorten
-from data_prep.table.arrow_lists import are_lists, lengths_of, shown
+from data_prep.raw.text_stream import shorten
 from data_prep.table.arrow_strings import ARROW, missing_values, null_where_missing, tokens_of
-from data_prep.table.list_weights import weights_of
 from data_prep.table.schema import BRACKETS, INTEGER, STRING, ListColumn, Schema
 from data_prep.table.text_values import lists_in_brackets
-from data_prep.token_lists import TokenLists
+from data_prep.tokens import TokenLists
 
 NOT_INTEGER, TOO_LONG, NOT_LIST = "value of {}", "length of {}", "list of {}"  # reasons
+WRONG_COUNT, NO_NUMBER = "number of {}", "value of {}"
 
 
 class ListReader:
@@ -124,3 +127,92 @@ def _integer(value: bytes) -> int | None:
     except pa.ArrowInvalid:
         return None
     return found
+
+
+def weights_of(
+    name: str, column: ListColumn, lists: tuple[pa.Array, pa.Array], there: np.ndarray, bad: dict[int, tuple[str, str]]
+) -> np.ndarray:
+    """Weights float32 (values,) of all values of some rows, from ``lists`` of the values and of their weights. Rows
+    that have another number of weights, or no finite one for a value that is ``there``, bool (values,), are added to
+    ``bad``.
+    """
+    counts, weighed = (lengths_of(some) for some in lists)
+    fits = counts == weighed
+    for row in np.flatnonzero(~fits):
+        bad[int(row)] = (
+            WRONG_COUNT.format(column.weights),
+            f"{column.weights} has {weighed[row]:,} weights, and {name} {counts[row]:,} values; repair or remove the "
+            "row",
+        )
+    found, texts = np.ones(len(there), np.float32), lists[1].flatten()
+    places, of_texts = (np.flatnonzero(np.repeat(fits, each)) for each in (counts, weighed))
+    found[places] = _weights(texts)[of_texts]
+    of = np.repeat(np.arange(len(counts)), counts)
+    for i in np.flatnonzero(there[places] & ~np.isfinite(found[places])):
+        bad[int(of[places[i]])] = (
+            NO_NUMBER.format(column.weights),
+            f"{column.weights} has {shown(texts[int(of_texts[i])])}, not a finite number of float32, for a value of "
+            f"{name}; repair or remove the row",
+        )
+    return found
+
+
+def _weights(texts: pa.Array) -> np.ndarray:
+    """float32 (n,) of numbers or of text, NaN for what is none."""
+    if pa.types.is_dictionary(texts.type):
+        texts = texts.dictionary_decode()
+    try:
+        numbers = texts.cast(pa.float64())
+    except pa.ArrowInvalid:
+        codes = texts.dictionary_encode()
+        distinct = pa.array([_weight(value) for value in codes.dictionary], pa.float64())
+        numbers = distinct.take(codes.indices)
+    with np.errstate(over="ignore"):
+        return pc.fill_null(numbers, np.nan).to_numpy(zero_copy_only=False).astype(np.float32)
+
+
+def _weight(value: pa.Scalar) -> float | None:
+    """What Arrow reads, None if it does not."""
+    try:
+        found: float = value.cast(pa.float64()).as_py()
+    except pa.ArrowInvalid:
+        return None
+    return found
+
+
+def are_lists(kind: pa.DataType) -> bool:
+    """Whether values of an Arrow type are lists."""
+    types = pa.types
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(lists or types.is_list_view(kind) or types.is_large_list_view(kind))
+
+
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """The usual Arrow type in place of a view, as Polars writes it: few functions of pyarrow take views."""
+    if are_lists(kind):
+        value = without_views(kind.value_type)
+        views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+        return pa.list_(value) if views or value != kind.value_type else kind
+    return {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(kind, kind)
+
+
+def usual(column: pa.Array) -> pa.Array:
+    """A column without views."""
+    if without_views(column.type) == column.type:
+        return column
+    if not are_lists(column.type):
+        return column.cast(without_views(column.type))
+    ends = pa.array(np.concatenate([[0], np.cumsum(lengths_of(column))]), pa.int32())  # a cast of pyarrow's lacks one
+    return pa.ListArray.from_arrays(ends, usual(column.flatten()), mask=column.is_null())
+
+
+def lengths_of(lists: pa.Array) -> np.ndarray:
+    """How many values each has, integers (rows,); 0 for a missing one."""
+    found: np.ndarray = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def shown(value: pa.Scalar) -> str:
+    """A value of a column, for messages."""
+    found = value.as_py()
+    return "nothing" if found is None else shorten(found if isinstance(found, bytes) else str(found).encode())

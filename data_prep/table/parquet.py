@@ -13,11 +13,11 @@ from pyarrow import parquet
 
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.ranks import BadRowError, RawDataError
-from data_prep.raw.sources import CHANGED
-from data_prep.table.arrow_lists import are_lists, usual, without_views
+from data_prep.raw.text_stream import CHANGED
 from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import partition_columns, require_columns
 from data_prep.table.format import TableFormat
+from data_prep.table.lists import are_lists, usual, without_views
 from data_prep.table.rows import Place, Problem, TableRows, without
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from ssmpi.runtime.errors import DataError

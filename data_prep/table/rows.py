@@ -14,8 +14,7 @@ from data_prep.shards.shard_layout import draw_shards
 from data_prep.table.arrow_strings import hashes_of, tokens_of
 from data_prep.table.lists import ListReader
 from data_prep.table.schema import KEYS, REFUSE, STRING, Label, Schema
-from data_prep.token_lists import TokenLists
-from data_prep.tokens import Tokens
+from data_prep.tokens import TokenLists, Tokens
 from ssmpi.data.schema import SPLITS
 
 ROW_BITS, PIECE_BITS = 27, 21  # of the numbers that random splits are drawn for

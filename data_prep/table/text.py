@@ -17,10 +17,8 @@ from pyarrow import csv as arrow_csv
 
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.ranks import RawDataError
-from data_prep.raw.diagnosis import shorten
 from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
-from data_prep.raw.quotes import row_ends
-from data_prep.raw.sources import estimated_lines, line_of, mark_size
+from data_prep.raw.text_stream import estimated_lines, line_of, mark_size, row_ends, shorten
 from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import first_fields, partition_columns, refuse_other_text, require_columns
 from data_prep.table.format import TableFormat

@@ -18,7 +18,7 @@ from data_prep.files import file_checksum
 from data_prep.options import PrepareOptions
 from data_prep.vocabulary.vocabulary_file import Merged, MergedFeature, Vocabulary, reusable_vocabulary
 from ssmpi.data.schema import EXTENDS
-from ssmpi.runtime.errors import DataError, UserError
+from ssmpi.runtime.errors import UserError
 
 LONGEST = 500  # checksums of 64 characters in an attribute of HDF5, which holds 64 KiB
 
@@ -40,14 +40,6 @@ def opened(options: PrepareOptions, check: Callable[[Vocabulary], None]) -> tupl
     check(base)
     checksum = file_checksum(base.path)
     return replace(options, max_ind_range=base.max_ind_range), {EXTENDS: checksum}
-
-
-def check_criteo(base: Vocabulary) -> None:
-    """DataError if a vocabulary is not one of Criteo's rows."""
-    if "features" in base.about:
-        raise DataError(
-            f"{base.path}: of a table's columns, not of Criteo's rows; extend it with 'ssmpi-prepare table'"
-        )
 
 
 def ancestry(base: Vocabulary) -> list[str]:

@@ -17,7 +17,7 @@ from data_prep.files import load_json, save_array, save_json
 from data_prep.preparation import Piece, Preparation
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
-from data_prep.raw.sources import CHANGED
+from data_prep.raw.text_stream import CHANGED
 from data_prep.splits import Ranges
 from data_prep.vocabulary import extension
 from data_prep.vocabulary.scan import FIT, PieceRecord, ScanResult, Window, scan

@@ -178,7 +178,7 @@ def table_schema(path: Path, origin: DataOrigin) -> Schema:
     """A schema with keys where a model has them, as ``ssmpi-prepare table --hash`` may have made its data; DataError if
     it names other features.
     """
-    from data_prep.table.schema_file import read_schema
+    from data_prep.table.schema import read_schema
 
     schema = read_schema(path).with_keys(origin.features.keyed)
     if schema.features != origin.features:

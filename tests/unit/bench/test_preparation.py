@@ -10,7 +10,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from data_prep import cli
-from data_prep.table.schema_file import read_schema
+from data_prep.table.schema import read_schema
 from ssmpi.bench import preparation
 from ssmpi.bench.options import PrepareOptions
 from ssmpi.runtime.errors import DataError, SettingsError

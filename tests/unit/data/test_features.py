@@ -12,7 +12,7 @@ import pytest
 from datasets import FEW, FEW_CARDINALITIES, make_dataset
 from runs import train_over_threads, write_run_file
 
-from data_prep.check.design_matrix import DesignMatrix
+from data_prep.check.baseline import DesignMatrix
 from data_prep.check.inspect import describe_folder
 from data_prep.shards.provenance import manifest_checksum
 from ssmpi.data.features import CRITEO, Features

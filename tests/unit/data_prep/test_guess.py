@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.cli import main
 from data_prep.table import guess as guessing
-from data_prep.table.schema_file import read_schema
+from data_prep.table.schema import read_schema
 from ssmpi.data.schema import read_manifest
 
 ROWS = 400

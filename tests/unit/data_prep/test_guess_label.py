@@ -7,7 +7,7 @@ import pytest
 from test_guess import guess
 
 from data_prep.table.guess_label import rank_of
-from data_prep.table.schema_file import read_schema
+from data_prep.table.schema import read_schema
 
 DRAW = random.Random(3)
 BITS, OTHERS, USERS = ([DRAW.randrange(n) for _ in range(400)] for n in (2, 2, 9))

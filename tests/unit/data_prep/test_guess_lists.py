@@ -5,7 +5,7 @@ import random
 import pytest
 
 from data_prep.cli import main
-from data_prep.table.schema_file import read_schema
+from data_prep.table.schema import read_schema
 
 ROWS = 3000
 

@@ -15,7 +15,7 @@ from data_prep.criteo import prepare
 from data_prep.files import save_array
 from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
-from data_prep.raw.sources import TextStream
+from data_prep.raw.text_stream import TextStream
 from data_prep.vocabulary import encoding
 from ssmpi.data import hdf5_file
 from ssmpi.runtime.errors import DataError

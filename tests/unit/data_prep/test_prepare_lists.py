@@ -14,7 +14,7 @@ from test_prepare_table import content, prepare
 
 from data_prep.check.verify import verify
 from data_prep.cli import main
-from data_prep.table.schema_file import read_schema
+from data_prep.table.schema import read_schema
 from ssmpi.data.schema import read_manifest
 from ssmpi.data.shard_columns import read_columns
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.raw.diagnosis import FIELDS, diagnose
+from data_prep.criteo import FIELDS, diagnose
 from data_prep.raw.parser import count_rows, logarithms, parse, room_for
 
 

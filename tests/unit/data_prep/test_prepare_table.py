@@ -15,7 +15,7 @@ import pytest
 
 from data_prep.cli import main
 from data_prep.preparation import Preparation
-from data_prep.table.schema_file import read_schema
+from data_prep.table.schema import read_schema
 from ssmpi.data.schema import read_manifest
 
 SCHEMAS = Path(__file__).parents[3] / "jobs" / "schemas"

@@ -8,7 +8,7 @@ from test_guess import guess
 from test_prepare_table import load, prepare
 
 from data_prep.cli import main
-from data_prep.table.schema_file import read_schema
+from data_prep.table.schema import read_schema
 from data_prep.table.text_values import lists_in_brackets, times_of
 from ssmpi.data.schema import read_manifest
 

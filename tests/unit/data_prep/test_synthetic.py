@@ -8,9 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from data_prep.columns import DENSE_NAMES, SPARSE_NAMES
+from data_prep.raw.fields import DENSE_NAMES, SPARSE_NAMES
 from data_prep.synthetic import command as module
-from data_prep.synthetic.multi_hot import other_token
 from data_prep.synthetic.synthesize import SynthesisPlan, synthesize
 from data_prep.synthetic.teacher import (
     KAGGLE_CARDINALITIES,
@@ -19,7 +18,7 @@ from data_prep.synthetic.teacher import (
     TeacherSettings,
     scaled_cardinalities,
 )
-from data_prep.synthetic.text_writer import token_masks, token_of
+from data_prep.synthetic.text_writer import other_token, token_masks, token_of
 from ssmpi.runtime.errors import UserError
 
 SMALL = scaled_cardinalities(0.001)

@@ -25,7 +25,7 @@ from data_prep.cli import main
 from data_prep.ranks import RawDataError
 from data_prep.raw import sources
 from data_prep.table import parquet as table_parquet
-from data_prep.table.schema_file import read_schema
+from data_prep.table.schema import read_schema
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.data.schema import read_manifest
 
