@@ -261,6 +261,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a run file with overrides; SettingsError says what is wrong with it."""
     if is_run_folder(path):
         raise SettingsError(f"{path}: a folder, not a run file; '--resume {path}' resumes the run in it")
+    sections = settings.read(path).keys()
+    if {"categorical", "list"} & sections and "data" not in sections:
+        raise SettingsError(
+            f"{path}: a schema of a table, which 'ssmpi-prepare table --schema {path}' reads, not a run file; a run file"
+            " names the folder of the prepared data as data.folder"
+        )
     try:
         found = settings.load(Config, path, overrides)
     except settings.UnsetError as error:

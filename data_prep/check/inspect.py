@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_prep.check.verify import checked_shards
+from data_prep.shards.provenance import written_schema
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.data.schema import (
     MISSING_ID,
     RARE_ID,
     VOCABULARY_NAME,
     Manifest,
-    open_shard,
     read_manifest,
 )
-from ssmpi.data.shard_columns import Columns, read_columns
+from ssmpi.data.shard_columns import Columns
+from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.words import counted
 
-BLOCK_ROWS = 1 << 18
 FOLLOWED_IDS = 1 << 20  # ids are ordered by frequency, so the top ids are far below
 TOP = 3
 
@@ -69,14 +71,14 @@ class Totals:
 
 
 def describe_folder(folder: Path) -> str:
-    """Read all shards of a prepared folder and describe it. DataError if it is incomplete."""
+    """Read all shards of a prepared folder and describe it. DataError if it is incomplete or damaged."""
     manifest = read_manifest(folder)
     totals = Totals(manifest)
-    for split in manifest.splits.values():
-        for entry in split.shards:
-            with open_shard(folder, entry, manifest) as shard:
-                for start in range(0, entry.rows, BLOCK_ROWS):
-                    totals.add(read_columns(shard, start, min(start + BLOCK_ROWS, entry.rows)))
+    for columns, finding in checked_shards(folder, manifest):
+        if columns is None or finding:
+            raise DataError(f"{finding}; 'ssmpi-prepare verify {folder}' names all damaged files")
+        if len(columns):
+            totals.add(columns)
     lines = [*_splits(folder, manifest), ""]
     if manifest.features.dense:
         lines += [*_dense(manifest, totals), ""]
@@ -172,7 +174,13 @@ def _provenance(manifest: Manifest) -> list[str]:
         lines.append(f"  {source['name']}: {size}, sha256 {source['checksum'][:16]}")
     lines += [f"  skipped {counted(count, 'row')}: {reason}" for reason, count in about.get("skipped", {}).items()]
     vocabulary = {k: v for k, v in about.get("vocabulary", {}).items() if k not in ("features", "table")}  # as above
-    return [*lines, "vocabulary", *_facts(vocabulary), "arguments", *_facts(about.get("arguments", {}))]
+    arguments = about.get("arguments", {})
+    if arguments.get("fit_on") == "train" and not arguments.get("vocabulary"):
+        vocabulary["fitted_rows"] = manifest.split("train").rows  # it records all rows, where rows say their split
+    options = {name: value for name, value in arguments.items() if not name.startswith("schema.")}
+    lines += ["vocabulary", *_facts(vocabulary), "arguments", *_facts(options)]
+    schema = written_schema(arguments)
+    return [*lines, "schema", *_facts(schema)] if schema else lines
 
 
 def _facts(facts: Mapping[str, Any]) -> list[str]:
@@ -197,4 +205,6 @@ def _text(value: Any) -> str:
         return ("; " if any(isinstance(entry, list) for entry in value) else ", ").join(map(_text, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, date):
+        return str(value)
     return value if isinstance(value, str) and value.isprintable() and value.strip(" ,") else json.dumps(value)

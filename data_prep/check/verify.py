@@ -23,7 +23,7 @@ from ssmpi.data.schema import (
     open_shard,
     read_manifest,
 )
-from ssmpi.data.shard_columns import Lists, read_columns
+from ssmpi.data.shard_columns import Columns, Lists, read_columns
 from ssmpi.data.values import bad_values, times
 from ssmpi.runtime.documents import parse_json
 from ssmpi.runtime.errors import DamageError, DataError, json_problem
@@ -49,16 +49,40 @@ def verify(folder: Path) -> list[Finding]:
     and ``write_manifest`` has neither vocabulary nor provenance: its columns are checked.
     """
     manifest = read_manifest(folder)
-    entries = [entry for split in manifest.splits.values() for entry in split.shards]
-    if manifest.provenance or (folder / VOCABULARY_NAME).exists():
-        found = [
-            _manifest(folder / MANIFEST_NAME, manifest),
-            _vocabulary(folder / VOCABULARY_NAME, manifest),
-            *(_shard(folder, entry, manifest) for entry in entries),
-        ]
-    else:
-        found = [check_shard(folder, entry, manifest) for entry in entries]
+    found = [finding for _, finding in checked_shards(folder, manifest)]
+    if _has_provenance(folder, manifest):
+        found = [_manifest(folder / MANIFEST_NAME, manifest), _vocabulary(folder / VOCABULARY_NAME, manifest), *found]
     return [finding for finding in (*found, *_strangers(folder, manifest)) if finding]
+
+
+def checked_shards(folder: Path, manifest: Manifest) -> Iterator[tuple[Columns | None, Finding | None]]:
+    """Each shard's columns, None if they cannot be read, and what is wrong with it, on one line, because one damaged
+    place can have many symptoms. One shard is in memory at a time.
+    """
+    recorded = _has_provenance(folder, manifest)
+    for entry in (entry for split in manifest.splits.values() for entry in split.shards):
+        path = folder / entry.file
+        if recorded and not isinstance(_record_of(entry.file, manifest), dict):
+            # the HDF5 library can hang or crash on an unverified header
+            yield None, Finding(path, "the manifest has no checksum for this file")
+            continue
+        try:
+            with open_shard(folder, entry, manifest) as shard:
+                columns = read_columns(shard, 0, entry.rows)
+                wrong = "; ".join(_content(columns, entry, manifest))
+        except DamageError as error:
+            yield None, Finding(error.path, error.found)
+        except DataError as error:
+            yield None, Finding(path, str(error))
+        except hdf5.UNREADABLE as error:
+            yield None, Finding(path, f"not readable ({error})")
+        else:
+            yield columns, Finding(path, wrong) if wrong else None
+
+
+def _has_provenance(folder: Path, manifest: Manifest) -> bool:
+    """Whether a preparation has written the folder, with its vocabulary and a record of all files."""
+    return bool(manifest.provenance) or (folder / VOCABULARY_NAME).exists()
 
 
 def conclusion(folder: Path, findings: Sequence[Finding]) -> str:
@@ -109,30 +133,7 @@ def _vocabulary(path: Path, manifest: Manifest) -> Finding | None:
     return None
 
 
-def _shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Finding | None:
-    if not isinstance(_record_of(entry.file, manifest), dict):
-        # the HDF5 library can hang or crash on an unverified header
-        return Finding(folder / entry.file, "the manifest has no checksum for this file")
-    return check_shard(folder, entry, manifest)
-
-
-def check_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Finding | None:
-    """The problems inside one shard, on one line, because one damaged place can have many symptoms."""
-    path = folder / entry.file
-    try:
-        with open_shard(folder, entry, manifest) as shard:
-            wrong = list(_content(shard, entry, manifest))
-    except DamageError as error:
-        return Finding(error.path, error.found)
-    except DataError as error:
-        return Finding(path, str(error))
-    except hdf5.UNREADABLE as error:
-        return Finding(path, f"not readable ({error})")
-    return Finding(path, "; ".join(wrong)) if wrong else None
-
-
-def _content(shard: h5py.File, entry: ShardEntry, manifest: Manifest) -> Iterator[str]:
-    columns = read_columns(shard, 0, entry.rows)
+def _content(columns: Columns, entry: ShardEntry, manifest: Manifest) -> Iterator[str]:
     if not manifest.labelled and columns.label is not None:
         yield "has labels, but the manifest says unlabelled"
         columns = replace(columns, label=None)

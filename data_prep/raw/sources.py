@@ -39,8 +39,10 @@ BINARY = {
     rb"(?!\0{4}).{4}\0{4}.{8}": ("a TFRecord file", REWRITE),  # the length of its first record, and a checksum
 }
 NUMBER = r"[-+]?[\d.]+([eE][-+]?\d+)?"
+READ_JSON = "convert it to CSV or Parquet, for example with pandas.read_json"
 TEXT = {
-    r"""\s*(\{\s*("|$)|\[\s*([{\["]|$))""": ("JSON", "convert it to CSV or Parquet, for example with pandas.read_json"),
+    r"""\s*\{\s*".*\}\s*$""": ("JSON lines", f"{READ_JSON}(path, lines=True)"),
+    r"""\s*(\{\s*("|$)|\[\s*([{\["]|$))""": ("JSON", READ_JSON),
     rf"{NUMBER}(\s+\d+:\d+:{NUMBER})+\s*$": ("in the libffm format", "write a column for each field"),
     rf"{NUMBER}(\s+qid:\d+)?(\s+\d+:{NUMBER})+\s*(#.*)?$": ("in the libsvm format", "write a column for each feature"),
     r"[^:\t,;]*(::[^:\t,;]*)+$": ("text with '::' between values", "replace it by tabs: sed 's/::/\\t/g'"),

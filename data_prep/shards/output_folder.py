@@ -11,12 +11,16 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import tomli_w
 
 from data_prep.files import load_json, save_json
 from data_prep.options import PrepareOptions
 from data_prep.preparation import Preparation
+from data_prep.shards.provenance import written_schema
 from ssmpi.data.schema import MANIFEST_NAME, SPLITS, VOCABULARY_NAME, WORK_NAME, Manifest, read_manifest
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
@@ -26,6 +30,7 @@ TEMPORARY = re.compile(atomic_file.temporary(f"{re.escape(MANIFEST_NAME)}|{re.es
 PLAN_NAME, LOCK_NAME = "plan.json", "lock"
 SHARD_NAME = re.compile(r"\.?shard-\d+\.h5|" + atomic_file.temporary(r"shard-\d+\.h5"))
 FRESH, RESUMED, WHOLE = "fresh", "resumed", "whole"
+MOST_NAMED = 3  # differences
 REMEDY = "give another --output, or --overwrite to make it anew"
 
 
@@ -176,9 +181,31 @@ def _strangers(output: Path) -> list[str]:
 
 
 def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
-    """The first difference between an earlier run and this one, for a message."""
-    before, now = found["identity"] or {}, asked["identity"]
-    for name in sorted({*before, *now}):
-        if before.get(name) != now.get(name):
-            return f"{name} = {before.get(name)!r}, this run has {now.get(name)!r}"
-    return "other raw files (name, size or time of change differ)"
+    """The first differences between an earlier run and this one, for a message; those of a schema as TOML."""
+    before, now = _settings(found["identity"] or {}), _settings(asked["identity"])
+    differing = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if not differing:
+        return "other raw files (name, size or time of change differ)"
+    texts = [f"{_setting(name, before)}, this run has {_setting(name, now)}" for name in differing[:MOST_NAMED]]
+    return "; ".join(texts) + f"; and {len(differing) - MOST_NAMED} more" * (len(differing) > MOST_NAMED)
+
+
+def _settings(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name, those of a schema by their keys in it; without what is not set."""
+    options = {name: value for name, value in identity.items() if not name.startswith("schema.")}
+    found = options | dict(_flat(written_schema(identity)))
+    return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+def _flat(settings: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{section}{name}.")
+        else:
+            yield section + name, value
+
+
+def _setting(name: str, settings: Mapping[str, Any]) -> str:
+    if name not in settings:
+        return f"no {name}"
+    return f"{name} = {tomli_w.dumps({'value': settings[name]}).removeprefix('value = ').strip()}"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, date, datetime, time
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,52 @@ from data_prep.splits import Ranges
 from data_prep.vocabulary.scan import PieceRecord
 from data_prep.vocabulary.vocabulary_file import STATED_MIN_COUNTS, Vocabulary
 from ssmpi.data.features import CRITEO, Features
-from ssmpi.data.schema import VOCABULARY_NAME, Manifest, Split
+from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, Manifest, Split
 from ssmpi.runtime.words import counted
+
+KEYS = 2**64  # the range of hashes that are keys of a dynamic table, in place of ids
 
 
 def source_checksums(records: Sequence[PieceRecord], sources: int) -> list[str]:
     """The checksum of each source, from those of its pieces."""
     return [whole_digest([r.digest for r in records if r.source == index]) for index in range(sources)]
+
+
+def written_schema(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``schema.toml`` said, section by section, from the arguments of a preparation; empty for Criteo's rows."""
+    schema = {name.removeprefix("schema."): value for name, value in arguments.items() if name.startswith("schema.")}
+    if not schema:
+        return {}
+    rule = schema["label"] or {"column": "", "operator": ""}
+    label = f"{rule['column']} {rule['operator']} {rule['value']!r}" if rule["operator"] else rule["column"]
+    columns = {
+        section: {name: _written_column(column) for name, column in schema.get(key, {}).items()}
+        for section, key in (("dense", "dense"), ("categorical", "categorical"), ("list", "lists"))
+    }
+    table = {name: schema[name] for name in ("separator", "columns", "missing", "quoting") if schema.get(name)}
+    of_rows = {"label": label, "time": schema["time"], "group": schema["group"]}
+    return {**of_rows, "table": table, **columns, "split": _written_split(schema["split"])}
+
+
+def _written_column(column: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {name: value for name, value in column.items() if value or (name == "missing" and value is not None)}
+    return settings | {"hash": True} if settings.get("hash") == KEYS else settings
+
+
+def _written_split(rule: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"by": rule["by"]}
+    if rule["by"] in ("rows", "random"):
+        return found | {"shares": rule["shares"]}
+    if rule["by"] == "time":
+        ends = [_date(end) for end in rule["until"]] if rule["type"] == "timestamp" else rule["until"]
+        return found | dict(zip(("train_until", "validation_until"), ends, strict=False))
+    values = {name: [v for v, split in rule["values"].items() if SPLITS[split] == name] for name in SPLITS}
+    return found | {"column": rule["column"]} | {name: some for name, some in values.items() if some}
+
+
+def _date(microseconds: float) -> date:
+    moment = datetime.fromtimestamp(microseconds / 1e6, UTC).replace(tzinfo=None)
+    return moment if moment.time() != time() else moment.date()
 
 
 def skipped_rows(records: Sequence[PieceRecord]) -> dict[str, int]:

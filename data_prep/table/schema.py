@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.shards.provenance import KEYS
 from ssmpi.data.features import POOLINGS, Features, ListOptions
 from ssmpi.data.schema import SPLITS
 from ssmpi.runtime.documents import parse_toml
@@ -30,6 +31,7 @@ MOST_RANGE = 2**31 - 3
 MOST_LISTED = 100_000  # values of a list
 LINE, MULTILINE, UNQUOTED = QUOTINGS = ("line", "multiline", "none")  # where quoted values end; none are quoted
 RULE = re.compile(r"\s*(\S+)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
+RUN_SECTIONS = {"data", "run", "model", "embedding", "sync", "topology"}  # of a run file, and not of a schema
 SPLIT_KEYS = {
     "rows": {"by", "shares"},
     "random": {"by", "shares"},
@@ -37,7 +39,6 @@ SPLIT_KEYS = {
     "file": {"by", *SPLITS},
     "time": {"by", "train_until", "validation_until"},
 }
-KEYS = 2**64  # the range of hashes that are keys of a dynamic table, in place of ids
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,10 @@ def read_schema(path: Path) -> Schema:
         body = parse_toml(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not a TOML file: {error}") from error
-    _known(path, "", body, {"label", "time", "group", "table", "dense", "categorical", "list", "split"})
+    known = {"label", "time", "group", "table", "dense", "categorical", "list", "split"}
+    if RUN_SECTIONS & set(body) and not known & set(body) - {"dense"}:
+        raise UserError(f"{path}: is a run file, which 'ssmpi train' reads; --schema takes a file that names columns")
+    _known(path, "", body, known)
     table = body.get("table", {})
     _known(path, "table", table, {"separator", "columns", "missing", "quoting"})
     schema = Schema(

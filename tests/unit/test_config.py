@@ -105,6 +105,13 @@ def test_a_run_file_without_data_is_told_the_shortest_one(tmp_path, text):
     assert load(path).data.folder == "FOLDER"
 
 
+def test_a_schema_is_no_run_file(tmp_path):
+    path = tmp_path / "schema.toml"
+    path.write_text('label = "click"\n[dense]\nage = "log1p"\n[categorical]\nuser = "integer"\n')
+    with pytest.raises(SettingsError, match=r"a schema of a table, which 'ssmpi-prepare table .*data\.folder"):
+        load(path)
+
+
 def test_ssu_samples_one_access_in_priority_period(tmp_path):
     scope = trackers.Scope(np.array([[0, 1000, False]], np.int64))
     sampled = []

@@ -479,23 +479,55 @@ def test_columns_with_dictionaries_are_read_as_such(tmp_path):
     assert all(batch.schema.field("many").type == pa.string() for batch in batches)
 
 
-@pytest.mark.parametrize(("more", "reads"), [((), 2), (("--on-bad-row", "skip"), 3)])
-def test_parquet_is_read_twice_where_its_rows_are_known(tmp_path, monkeypatch, more, reads):
-    """To know the training rows of other files, all rows have to be read first."""
-    from data_prep.table import parquet
+def test_a_run_file_is_no_schema(tmp_path, capsys):
+    run = '[data]\nfolder = "data"\n[dense]\nname = "adam"\n'
+    assert prepare(tmp_path, write_csv(tmp_path / "a.csv"), run) == 2
+    assert "out.toml: is a run file, which 'ssmpi train' reads" in capsys.readouterr().err
 
-    read, real = [], parquet.ParquetPiece.blocks
-    monkeypatch.setattr(parquet.ParquetPiece, "blocks", lambda piece: read.append(piece.piece) or real(piece))
-    schema = COLUMNS.replace('time = "day"', "")
-    file = write_parquet(tmp_path / "a.parquet")
-    assert prepare(tmp_path, file, schema, *SMALL, *more) == 0
-    assert len(set(read)) > 1
-    assert all(read.count(piece) == reads for piece in read)
-    assert (
-        prepare(tmp_path, write_csv(tmp_path / "a.csv"), schema, "--shard-rows", "90", "--no-shuffle", name="csv") == 0
-    )
-    assert prepare(tmp_path, file, schema, *SMALL, *more, "--no-shuffle", name="ordered") == 0
-    same(load(tmp_path / "ordered"), load(tmp_path / "csv"))
+
+BY_DATE = """
+label = "rating >= 4"
+time = "day"
+[categorical]
+user = "integer"
+[split]
+by = "time"
+train_until = 2026-03-03
+"""
+
+
+@pytest.fixture
+def by_date(tmp_path):
+    """A file of six days, and a data set of it whose training rows are those of the first two."""
+    rows = [f"{day % 6},{day},2026-03-0{1 + day // 10}" for day in range(60)]
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join(["rating,user,day", *rows]) + "\n")
+    assert prepare(tmp_path, file, BY_DATE) == 0
+    return file
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"integer"', '"string"', 'categorical.user.type = "integer", this run has categorical.user.type = "string"'),
+        (">= 4", ">= 3", 'label = "rating >= 4.0", this run has label = "rating >= 3.0"'),
+        ("03-03", "03-05", "split.train_until = 2026-03-03, this run has split.train_until = 2026-03-05"),
+        ("03-03", "03-03\nvalidation_until = 2026-03-05T06:00:00",
+         "no split.validation_until, this run has split.validation_until = 2026-03-05T06:00:00"),
+    ],
+)  # fmt: skip
+def test_a_changed_schema_is_told_by_its_keys(old, new, told, by_date, tmp_path, capsys):
+    """As they stand in schema.toml, not as Python has them."""
+    assert prepare(tmp_path, by_date, BY_DATE.replace(old, new)) == 2
+    assert f"already holds a data set made with {told}; give another --output" in capsys.readouterr().err
+
+
+def test_inspect_shows_training_rows_and_dates_of_a_split_by_time(by_date, tmp_path, capsys):
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "fitted_rows 20\n" in shown
+    assert "train_until 2026-03-03\n" in shown
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
