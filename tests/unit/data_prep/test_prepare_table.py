@@ -513,7 +513,7 @@ def by_date(tmp_path):
         (">= 4", ">= 3", 'label = "rating >= 4.0", this run has label = "rating >= 3.0"'),
         ("03-03", "03-05", "split.train_until = 2026-03-03, this run has split.train_until = 2026-03-05"),
         ("03-03", "03-03\nvalidation_until = 2026-03-05T06:00:00",
-         "no split.validation_until, this run has split.validation_until = 2026-03-05T06:00:00"),
+         "no split.validation_until, this run has split.validation_until = 2026-03-05 06:00:00"),
     ],
 )  # fmt: skip
 def test_a_changed_schema_is_told_by_its_keys(old, new, told, by_date, tmp_path, capsys):
