@@ -264,8 +264,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     sections = settings.read(path).keys()
     if {"categorical", "list"} & sections and "data" not in sections:
         raise SettingsError(
-            f"{path}: a schema of a table, which 'ssmpi-prepare table' reads, not a run file; a run file names the folder"
-            " of the prepared data as data.folder"
+            f"{path}: a schema of a table, which 'ssmpi-prepare table' reads, not a run file; a run file names the"
+            " folder of the prepared data as data.folder"
         )
     try:
         found = settings.load(Config, path, overrides)

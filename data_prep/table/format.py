@@ -41,7 +41,7 @@ class TableFormat(RowFormat):
         self.transform = ", ".join(f"{name}: {column.transform}" for name, column in schema.dense.items()) or "none"
         self.splits_rows = schema.split.by != "rows"
         self.hashes_alone = not (self.awaits(fitting=True) or schema.lists)  # lists as earlier versions had them
-        self._kinds, self._only_train = schema.kinds(), only_train
+        self._kinds = schema.kinds()
         self._kept: KeptRows | None = None
         self._builder = RowBuilder(schema, seed, only_train, splits_of_files(schema, sources))
         self._missing, self._strings = missing_values(schema), StringReader(schema)
@@ -83,7 +83,7 @@ class TableFormat(RowFormat):
 
     def keep(self, folder: Path) -> None:
         """Parse a piece once, which takes longer than to write its rows and to read them."""
-        self._kept = KeptRows(folder, len(self.schema.dense), only_train=self._only_train)
+        self._kept = KeptRows(folder)
 
     def last_pass(self) -> None:
         """Keep no more rows, and remove those that are kept as they are read."""

@@ -1,43 +1,38 @@
 """Rows of a table in files, as they were read: for a later pass, where parsing the raw file again takes longer.
 
-A block of rows is a line of JSON, with the bytes of the raw file that it took, and the kind and size of each of its
-arrays; and their bytes. Only the process that wrote the files reads them: so nothing is flushed to disk, and a job that
-is started again reads the raw file again.
+A file has pickled blocks of rows. Only the process that wrote it reads it: so nothing is flushed to disk, and a job
+that is started again reads the raw file again.
 """
 
 from __future__ import annotations
 
 import errno
-import json
+import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass
-from io import BufferedReader, FileIO
+from dataclasses import dataclass, replace
+from io import FileIO
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from data_prep.preparation import OpenPiece, Piece, RawSource, Unit
 from data_prep.table.rows import TableRows
-from data_prep.tokens import Tokens
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.files import atomic_file
 
 FILE_BYTES = 16 << 20  # about: what has been read gives its memory and disk to what is written
-SAME = "same"  # as in the block before, such as the tokens of a dictionary
 ROW_BYTES, VALUE_BYTES = 10, 9  # at most, of a row without its columns, and of a value
-
-Arrays = list[Any]  # np.ndarray, or None where rows have none
 
 
 class KeptRows:
-    """The rows that this process keeps in ``folder``, of so many dense columns; ``only_train``: see ``TableRows``. In
-    the last pass each file is removed when it has been read, and no more rows are kept.
+    """The rows that this process keeps in ``folder``. In the last pass each file is removed when it has been read, and
+    no more rows are kept.
     """
 
-    def __init__(self, folder: Path, columns: int, *, only_train: bool) -> None:
-        self.is_last_pass = False
-        self._folder, self._columns, self._only_train = folder, columns, only_train
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.is_last_pass = folder, False
         self._pieces: dict[Piece, KeptPiece] = {}
 
     def pieces_of(self, unit: Unit) -> list[KeptPiece]:
@@ -52,30 +47,10 @@ class KeptRows:
         """A piece that is kept while it is read."""
         return opened if self.is_last_pass else KeepingPiece(opened, self)
 
-    def writer(self, piece: Piece) -> RowWriter:
-        """For the rows of a piece."""
-        return RowWriter(self._folder / f"piece-{piece[0]:04d}-{piece[1]:06d}")
-
-    def add(self, opened: OpenPiece, paths: list[Path]) -> None:
+    def add(self, opened: OpenPiece, files: list[RowFile]) -> None:
         """A piece whose rows are all in files now."""
-        kept = KeptPiece(self, paths, opened.piece, opened.source, opened.last, (opened.digest, opened.skipped))
-        self._pieces[opened.piece] = kept
-
-    def read(self, paths: list[Path]) -> Iterator[tuple[TableRows, int]]:
-        """The blocks of files, each with the bytes of the raw file that it took."""
-        arrays = Arrays()
-        for path in paths:
-            with atomic_file.naming(path), path.open("rb") as file:
-                while header := file.readline():
-                    taken, kinds = json.loads(header)
-                    before = arrays or [None] * len(kinds)
-                    arrays = [
-                        old if kind == SAME else kind and _read(file, *kind)
-                        for kind, old in zip(kinds, before, strict=True)
-                    ]
-                    yield _rows(arrays, self._columns, self._only_train), taken
-            if self.is_last_pass:
-                path.unlink()
+        found = opened.digest, opened.skipped
+        self._pieces[opened.piece] = KeptPiece(self, files, opened.piece, opened.source, opened.last, found)
 
 
 @dataclass(frozen=True)
@@ -90,12 +65,15 @@ class KeepingPiece:
 
     def blocks(self) -> Iterator[tuple[TableRows, int]]:
         """As those of the raw file."""
-        with self.to.writer(self.opened.piece) as writer:
-            for rows, taken in self.opened.blocks():
-                assert isinstance(rows, TableRows)
-                writer.write(rows, taken)
-                yield rows, taken
-        self.to.add(self.opened, writer.paths)
+        blocks, files = cast(Iterator[tuple[TableRows, int]], self.opened.blocks()), list[RowFile]()
+        self.to.folder.mkdir(parents=True, exist_ok=True)
+        for number in count():
+            file = RowFile(self.to.folder / f"piece-{self.piece[0]:04d}-{self.piece[1]:06d}-{number:05d}")
+            files.append(file)
+            yield from file.write(blocks)
+            if not file.full:
+                break
+        self.to.add(self.opened, files)
 
 
 @dataclass(frozen=True)
@@ -103,7 +81,7 @@ class KeptPiece:
     """An ``OpenPiece`` whose rows are in files; ``found``: checksum and skipped rows of the raw file."""
 
     of: KeptRows
-    paths: list[Path]
+    files: list[RowFile]
     piece: Piece
     source: RawSource
     last: bool
@@ -121,86 +99,83 @@ class KeptPiece:
 
     def blocks(self) -> Iterator[tuple[TableRows, int]]:
         """As those of the raw file."""
-        return self.of.read(self.paths)
+        for file in self.files:
+            yield from file.read()
+            if self.of.is_last_pass:
+                file.path.unlink()
 
     def read_through(self) -> Iterator[int]:
         """The bytes that blocks took of the raw file."""
         return (taken for _, taken in self.blocks())
 
 
-class RowWriter:
-    """Writes blocks of rows without lists to new files, ``paths``, whose names begin with that of ``path``."""
+@dataclass
+class RowFile:
+    """Blocks of rows, each with the bytes of the raw file that it took; what several have, such as the tokens of a
+    dictionary, is there once. ``full``: more blocks belong into another file.
+    """
 
-    def __init__(self, path: Path) -> None:
-        self.paths: list[Path] = []
-        self._path, self._last, self._left = path, Arrays(), 0
-        self._out: FileIO | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path: Path
+    blocks: int = 0
+    full: bool = False
 
-    def __enter__(self) -> RowWriter:
-        return self
+    def write(self, blocks: Iterator[tuple[TableRows, int]]) -> Iterator[tuple[TableRows, int]]:
+        """Write and yield blocks until the file is large or there are no more."""
+        with self.path.open("wb", buffering=0) as out:  # with a buffer, closing it could find the disk full
+            pickler = pickle.Pickler(_Unbuffered(out), pickle.HIGHEST_PROTOCOL)
+            for rows, taken in blocks:
+                with atomic_file.naming(self.path):
+                    pickler.dump((*_narrow(rows), taken))
+                self.blocks += 1
+                yield rows, taken
+                if out.tell() >= FILE_BYTES:
+                    self.full = True
+                    return
 
-    def __exit__(self, *unused: object) -> None:
-        if self._out:
-            self._out.close()
-
-    def write(self, rows: TableRows, taken: int) -> None:
-        """Append a block, which took so many bytes of the raw file."""
-        last, self._last = self._last, _arrays(rows)
-        header: list[object] = []
-        new = []
-        for place, array in enumerate(self._last):
-            if array is None or (last and array is last[place]):
-                header.append(None if array is None else SAME)
-            else:
-                header.append((array.dtype.str, len(array)))
-                new.append(array)
-        out = self._file()
-        with atomic_file.naming(self.paths[-1]):
-            for array in (np.frombuffer(json.dumps([taken, header]).encode() + b"\n", np.uint8), *new):
-                self._left -= array.nbytes
-                atomic_file.write_all(out, array)
-
-    def _file(self) -> FileIO:
-        if self._out is None or self._left <= 0:
-            self.__exit__()
-            self.paths.append(self._path.with_name(f"{self._path.name}-{len(self.paths):05d}"))
-            with atomic_file.naming(self.paths[-1]):
-                self._out = FileIO(self.paths[-1], "w")  # without a buffer: closing it could find the disk full
-            self._left = FILE_BYTES
-        return self._out
+    def read(self) -> Iterator[tuple[TableRows, int]]:
+        """The blocks."""
+        with atomic_file.naming(self.path), self.path.open("rb") as file:
+            unpickler = pickle.Unpickler(file)
+            for _ in range(self.blocks):
+                try:
+                    rows, columns, taken = unpickler.load()
+                except (EOFError, pickle.UnpicklingError) as error:
+                    raise OSError(errno.EIO, "ends too early", str(self.path)) from error
+                yield _widened(rows, columns), taken
 
 
-def _read(file: BufferedReader, kind: str, size: int) -> np.ndarray:
-    array = np.empty(size, kind)
-    if file.readinto(array.view(np.uint8).data) < array.nbytes:
-        raise OSError(errno.EIO, "ends too early")
-    return array
+@dataclass(frozen=True)
+class _Unbuffered:
+    """A file that writes all bytes of what it is given."""
+
+    out: FileIO
+
+    def write(self, content: Any) -> int:
+        array = np.frombuffer(content, np.uint8)
+        atomic_file.write_all(self.out, array)
+        return array.size
 
 
-def _arrays(rows: TableRows) -> Arrays:
-    """The arrays of a block: those of rows, of dense columns, as float32 where that is exact, and of sparse ones."""
-    found: Arrays = [rows.label, rows.split, rows.times]
+def _narrow(rows: TableRows) -> tuple[TableRows, list[np.ndarray]]:
+    """Rows with small codes of tokens and without dense values; and these, as float32 where that is exact."""
+    columns: list[np.ndarray] = []
     for values in rows.dense:
         narrow = np.empty(rows.rows, np.float32)
-        found.append(narrow if _narrowed(values, narrow) else np.ascontiguousarray(values))
-    for one in rows.tokens:
-        codes = None if one.codes is None else one.codes.astype(np.min_scalar_type(len(one.values)))
-        found += [one.values, one.missing, codes]
-    return found
-
-
-def _rows(arrays: Arrays, columns: int, only_train: bool) -> TableRows:
-    label, split, times, *others = arrays
-    dense = np.empty((columns, len(label)))
-    for f, values in enumerate(others[:columns]):
-        dense[f] = values
-    sparse = others[columns:]
+        columns.append(narrow if _narrowed(values, narrow) else np.ascontiguousarray(values))
     tokens = [
-        Tokens(values, missing, codes=None if codes is None else codes.astype(np.int32))
-        for values, missing, codes in zip(sparse[::3], sparse[1::3], sparse[2::3], strict=True)
+        one if one.codes is None else replace(one, codes=one.codes.astype(np.min_scalar_type(len(one.values))))
+        for one in rows.tokens
     ]
-    return TableRows(label, dense, tokens, split, times, only_train)
+    return replace(rows, dense=rows.dense[:0], tokens=tokens), columns
+
+
+def _widened(rows: TableRows, columns: list[np.ndarray]) -> TableRows:
+    """As before ``_narrow``."""
+    dense = np.empty((len(columns), rows.rows))
+    for values, narrow in zip(dense, columns, strict=True):
+        values[:] = narrow
+    tokens = [one if one.codes is None else replace(one, codes=one.codes.astype(np.int32)) for one in rows.tokens]
+    return replace(rows, dense=dense, tokens=tokens)
 
 
 @njit(cache=True, nogil=True)

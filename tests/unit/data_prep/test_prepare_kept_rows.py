@@ -13,7 +13,7 @@ from test_prepare_table import BY_TIME, COLUMNS, FOLDS, ROWS, SMALL, change, con
 from data_prep import passes
 from data_prep.shards import needs
 from data_prep.table import kept_rows
-from data_prep.table.kept_rows import KeptRows, RowWriter
+from data_prep.table.kept_rows import RowFile
 from data_prep.table.parquet import ParquetTable
 from data_prep.table.rows import TableRows
 from data_prep.tokens import Tokens
@@ -34,20 +34,21 @@ def block(rows, generator, dictionary, *, whole):
     return TableRows(label, dense, [plain, coded], generator.integers(0, 3, rows, np.uint8), only_train=True)
 
 
-def test_rows_come_back_as_they_were(tmp_path, monkeypatch):
+def kept_in(file, blocks):
+    """What a file took of blocks."""
+    return list(file.write((rows, number) for number, rows in enumerate(blocks)))
+
+
+def test_rows_come_back_as_they_were(tmp_path):
     generator = np.random.default_rng(1)
     words = [(generator.integers(0, 2**64, n, np.uint64), generator.integers(0, 2, n, np.uint8)) for n in (3, 255, 300)]
     sizes = [(7, 0), (500, 0), (0, 1), (1, 1), (300, 2), (4, 0)]  # rows, and of which words
     blocks = [block(rows, generator, words[of], whole=rows % 2 == 1) for rows, of in sizes]
-    monkeypatch.setattr(kept_rows, "FILE_BYTES", 10_000)
-    with RowWriter(tmp_path / "rows") as out:
-        for rows in blocks:
-            out.write(rows, 9)
-    assert len(out.paths) > 1
-    kept = KeptRows(tmp_path, 2, only_train=True)
-    found = [rows for rows, _ in kept.read(out.paths)]
-    assert len(found) == len(blocks)
-    for new, old in zip(found, blocks, strict=True):
+    file = RowFile(tmp_path / "rows")
+    assert [rows for rows, _ in kept_in(file, blocks)] == blocks
+    found = list(file.read())
+    assert [taken for _, taken in found] == list(range(len(blocks)))
+    for (new, _), old in zip(found, blocks, strict=True):
         assert (new.times, new.only_train) == (None, True)
         for name in ("label", "split", "dense"):
             assert getattr(new, name).dtype == getattr(old, name).dtype
@@ -57,22 +58,24 @@ def test_rows_come_back_as_they_were(tmp_path, monkeypatch):
             for name in ("values", "missing", *["codes"] * (one.codes is not None)):
                 assert getattr(one, name).dtype == getattr(other, name).dtype
                 np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    assert found[1].tokens[1].values is found[0].tokens[1].values, "a dictionary is written once"
-    assert list(tmp_path.iterdir())
-    kept.is_last_pass = True
-    there = [len(list(tmp_path.iterdir())) for _ in kept.read(out.paths)]
-    assert there == sorted(there, reverse=True)
-    assert (there[0], len(list(tmp_path.iterdir()))) == (len(out.paths), 0)
+    assert found[1][0].tokens[1].values is found[0][0].tokens[1].values, "a dictionary is written once"
+
+
+def test_a_file_takes_no_more_blocks_once_it_is_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_rows, "FILE_BYTES", 10_000)
+    generator, words = np.random.default_rng(1), (np.arange(4, dtype=np.uint64), np.zeros(4, np.uint8))
+    file = RowFile(tmp_path / "rows")
+    assert 1 < len(kept_in(file, (block(100, generator, words, whole=True) for _ in range(20)))) < 20
+    assert file.full
 
 
 def test_files_that_are_cut_are_an_error_with_their_name(tmp_path):
-    generator = np.random.default_rng(2)
-    with RowWriter(tmp_path / "rows") as out:
-        out.write(block(9, generator, (np.arange(4, dtype=np.uint64), np.zeros(4, np.uint8)), whole=True), 9)
-    out.paths[0].write_bytes(out.paths[0].read_bytes()[:-1])
+    generator, file = np.random.default_rng(2), RowFile(tmp_path / "rows")
+    kept_in(file, [block(9, generator, (np.arange(4, dtype=np.uint64), np.zeros(4, np.uint8)), whole=True)])
+    file.path.write_bytes(file.path.read_bytes()[:-1])
     with pytest.raises(OSError, match="ends too early") as said:
-        list(KeptRows(tmp_path, 2, only_train=True).read(out.paths))
-    assert said.value.filename == str(out.paths[0])
+        list(file.read())
+    assert said.value.filename == str(file.path)
 
 
 @pytest.fixture
