@@ -47,43 +47,35 @@ class MergedFeature:
     sizes: list[int]
 
 
-class _PartColumn:
-    """A one-dimensional ``.npy`` file."""
-
-    def __init__(self, path: Path) -> None:
-        found: np.memmap = np.load(path, mmap_mode="r")
-        self._path, self.dtype, self._offset = path, found.dtype, found.offset
-
-    def read(self, first: int, count: int) -> np.ndarray:
-        """Some entries. Mapping the file each time would take longer than to read them."""
-        offset = self._offset + first * self.dtype.itemsize
-        entries: np.ndarray = np.fromfile(self._path, self.dtype, count, offset=offset)
-        if len(entries) < count:
-            raise OSError(errno.EIO, "ends too early", str(self._path))
-        return entries
-
-
 class _PartReader:
     """The entries of one feature in one part, ascending by token and read a few at a time. No file stays open: there
     may be more parts than a process may open files.
     """
 
     def __init__(self, folder: Path, part: Spill, feature: int) -> None:
-        self._columns = [_PartColumn(folder / f"{part.name}.{name}.npy") for name in ("tokens", "values")]
+        paths = [folder / f"{part.name}.{name}.npy" for name in ("tokens", "values")]
+        heads: list[np.memmap] = [np.load(path, mmap_mode="r") for path in paths]
+        self._columns = [(path, head.dtype, head.offset) for path, head in zip(paths, heads, strict=True)]
         self._at, self._stop = part.bounds[feature], part.bounds[feature + 1]
-        kind = self._columns[0].dtype
-        self.last_token = int(np.iinfo(kind).max)
-        self._tokens, self._values = np.empty(0, kind), np.empty(0, np.int64)
+        self.last_token = int(np.iinfo(heads[0].dtype).max)
+        self._tokens, self._values = np.empty(0, heads[0].dtype), np.empty(0, np.int64)
 
     def fill(self, entries: int) -> int:
         """Have up to ``entries`` in memory; returns the token up to which all are."""
         if len(self._tokens) <= entries // 2 and self._at < self._stop:
             count = min(entries - len(self._tokens), self._stop - self._at)
-            tokens, values = (column.read(self._at, count) for column in self._columns)
+            tokens, values = (self._read(*column, count) for column in self._columns)
             self._tokens = np.concatenate([self._tokens, tokens])
             self._values = np.concatenate([self._values, values])
             self._at += count
         return int(self._tokens[-1]) if self._at < self._stop else self.last_token
+
+    def _read(self, path: Path, kind: np.dtype[Any], offset: int, count: int) -> np.ndarray:
+        """The next entries of a column. Mapping its file each time would take longer than to read them."""
+        entries: np.ndarray = np.fromfile(path, kind, count, offset=offset + self._at * kind.itemsize)
+        if len(entries) < count:
+            raise OSError(errno.EIO, "ends too early", str(path))
+        return entries
 
     def take(self, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Remove (tokens, values) up to token ``last`` from memory."""
