@@ -1,4 +1,4 @@
-"""The options of a preparation, checked, and the memory they need."""
+"""The options of a preparation, checked."""
 
 from __future__ import annotations
 
@@ -7,28 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.splits import parse_fractions
-from ssmpi.data.features import Features
 from ssmpi.data.schema import SPLITS
 from ssmpi.runtime.errors import UserError
 
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"
 BASE_BYTES = 256 << 20  # interpreter, compiled code and text blocks
-ORDERING_BYTES = 40  # per token of a feature: token, count, their order, and the sorted copies
-MERGE_ENTRIES = 4 << 20  # counts of several parts merged at once
-MERGING_BYTES = 56  # per such entry
 LEAST_TABLE_BYTES = 1 << 20
 RECIPE = 2  # incremented whenever the same arguments and files give different bytes
-
-
-def list_id_bytes(features: Features) -> int:
-    """Bytes of an id of a list, with its weight if lists have any."""
-    return 8 if features.weighted else 4
-
-
-def shard_row_bytes(features: Features) -> int:
-    """Bytes of a row in a shard, without the ids of lists."""
-    wide = len(features.keyed) + len(features.lists)
-    return 4 * len(features.sparse) + 4 * wide + 4 * len(features.dense) + 1
 
 
 @dataclass(frozen=True)
@@ -72,23 +57,6 @@ class PrepareOptions:
     def table_bytes(self) -> int:
         """The bound of the token tables of pass 1: writing them sorted takes up to twice their size in addition."""
         return max(LEAST_TABLE_BYTES, (self.memory_bytes - BASE_BYTES) // 3)
-
-    def memory_bound(self, rows: int, features: Features, *, counting: bool) -> int:
-        """The maximum of private bytes per rank in either pass, assuming the shortest possible rows; ``counting``
-        tokens. Sorting a vocabulary has a separate bound.
-        """
-        packed = shard_row_bytes(features)  # at most
-        piece = self.piece_bytes // (len(features.dense) + len(features.sparse)) * (packed + 16)
-        if features.lists:  # an id takes two bytes of text at least, and four twice in memory
-            piece += 4 * self.piece_bytes
-        copies = 3 if features.weighted else 2  # of the ids of a shard
-        lists = copies * list_id_bytes(features) * sum(one.longest for one in features.lists.values())
-        shard = min(self.shard_rows, rows) * (2 * packed + 8 + lists)
-        return BASE_BYTES + max(3 * self.table_bytes * counting, self.table_bytes * counting + piece, shard)
-
-    def ordering_bound(self, rows: int) -> int:
-        """The maximum of private bytes for sorting the vocabulary of one feature of ``rows`` rows."""
-        return BASE_BYTES + MERGING_BYTES * MERGE_ENTRIES + ORDERING_BYTES * min(rows, self.max_ind_range or 2**32)
 
     def identity(self) -> dict[str, Any]:
         """Everything that the output depends on apart from the sources; no paths."""

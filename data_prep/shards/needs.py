@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from data_prep.options import ORDERING_BYTES, list_id_bytes, shard_row_bytes
+from data_prep.options import BASE_BYTES, PrepareOptions
 from data_prep.preparation import Preparation
 from data_prep.vocabulary.scan import ScanResult
-from data_prep.vocabulary.vocabulary_file import Vocabulary
+from data_prep.vocabulary.vocabulary_file import MERGE_ENTRIES, MERGING_BYTES, ORDERING_BYTES, Vocabulary
+from ssmpi.data.features import Features
 from ssmpi.data.schema import MANIFEST_NAME
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.words import counted
@@ -37,20 +38,7 @@ def announce(job: Preparation) -> bool:
             "vocabulary: from all rows, those of validation and test too, as facebookresearch/dlrm has it; with "
             "--fit-on train tokens that only they have become id 1 (rare)"
         )
-    bound = options.memory_bound(rows, job.format.features, counting=job.counting)
-    tables = f" ({gigabytes(options.table_bytes)} of token tables)" if job.counting else ""
-    alone = job.counting and job.ranks.size == 1
-    larger, sharing = (" beyond the size of those", "") if alone else ("", ", shared by the ranks of a host")
-    print(
-        f"memory: at most {gigabytes(bound)} private per rank{tables}; lookup tables{larger} are mapped from "
-        f"files{sharing}"
-    )
-    tokens = rows * max((one.longest for one in job.format.features.lists.values()), default=1)
-    if job.counting and (ordering := options.ordering_bound(tokens)) > bound:
-        print(
-            f"memory: ordering a vocabulary takes {ORDERING_BYTES} bytes per token of the largest feature: at most "
-            f"{gigabytes(ordering)}, if no token of it came twice; --max-ind-range bounds it"
-        )
+    print(_memory(job, rows))
     if (options.output / MANIFEST_NAME).is_file() and not options.overwrite:
         return False  # whole, or refused: nothing will be written
     free = _check_space(options.output, output + temporary)
@@ -59,6 +47,49 @@ def announce(job: Preparation) -> bool:
         f"disk: about {gigabytes(output)} of output and {gigabytes(temporary)} of temporary files; {free}", flush=True
     )
     return keeps
+
+
+def list_id_bytes(features: Features) -> int:
+    """Bytes of an id of a list, with its weight if lists have any."""
+    return 8 if features.weighted else 4
+
+
+def shard_row_bytes(features: Features) -> int:
+    """Bytes of a row in a shard, and the most of a packed one, without the ids of lists."""
+    wide = len(features.keyed) + len(features.lists)
+    return 4 * (len(features.sparse) + wide + len(features.dense)) + 1
+
+
+def memory_bound(options: PrepareOptions, rows: int, features: Features, *, counting: bool) -> int:
+    """The maximum of private bytes per rank in either pass, assuming the shortest possible rows; ``counting`` tokens.
+    Ordering a vocabulary has a separate bound.
+    """
+    row, tables = shard_row_bytes(features), options.table_bytes * counting
+    piece = options.piece_bytes // (len(features.dense) + len(features.sparse)) * (row + 16)
+    if features.lists:  # an id takes two bytes of text at least, and four twice in memory
+        piece += 4 * options.piece_bytes
+    copies = 3 if features.weighted else 2  # of the ids of a shard
+    lists = copies * list_id_bytes(features) * sum(one.longest for one in features.lists.values())
+    shard = min(options.shard_rows, rows) * (2 * row + 8 + lists)
+    return BASE_BYTES + max(3 * tables, tables + piece, shard)
+
+
+def _memory(job: Preparation, rows: int) -> str:
+    """The memory that about so many rows need."""
+    options, features = job.options, job.format.features
+    bound = memory_bound(options, rows, features, counting=job.counting)
+    tables = f" ({gigabytes(options.table_bytes)} of token tables)" if job.counting else ""
+    alone = job.counting and job.ranks.size == 1
+    larger, sharing = (" beyond the size of those", "") if alone else ("", ", shared by the ranks of a host")
+    text = f"memory: at most {gigabytes(bound)} private per rank{tables}; lookup tables{larger} are mapped from files"
+    tokens = rows * max((one.longest for one in features.lists.values()), default=1)
+    ordering = MERGING_BYTES * MERGE_ENTRIES + ORDERING_BYTES * min(tokens, options.max_ind_range or 2**32)
+    if not job.counting or BASE_BYTES + ordering <= bound:
+        return text + sharing
+    return (
+        f"{text}{sharing}\nmemory: ordering a vocabulary takes {ORDERING_BYTES} bytes per token of the largest feature: "
+        f"at most {gigabytes(BASE_BYTES + ordering)}, if no token of it came twice; --max-ind-range bounds it"
+    )
 
 
 def _plan(job: Preparation, *, keeps: bool) -> str:

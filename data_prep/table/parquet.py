@@ -18,7 +18,7 @@ from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import partition_columns, require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.lists import are_lists, usual, without_views
-from data_prep.table.rows import Place, Problem, TableRows, without
+from data_prep.table.rows import Problem, RowOrigin, TableRows, without
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from ssmpi.runtime.errors import DataError
 
@@ -66,9 +66,9 @@ class ParquetPiece:
         """(Rows, the share of the file's bytes that they take)."""
         for _ in self.read_through():
             pass
-        row, place, size = 0, Place(*self.piece), self.groups.stop - self.groups.start
+        row, origin, size = 0, RowOrigin(*self.piece), self.groups.stop - self.groups.start
         for batch in self.of.batches(self.source, self.groups):
-            rows, bad = self.of.build(batch, place)
+            rows, bad = self.of.build(batch, origin)
             for at in sorted(bad):
                 self._refuse(self.groups.row + row + at, *bad[at])
             row += batch.num_rows
@@ -156,7 +156,7 @@ class ParquetTable(TableFormat):
         except (pa.ArrowException, OSError) as error:
             raise RawDataError(f"{source.path}: damaged Parquet file ({error}); fetch it again") from error
 
-    def build(self, batch: pa.RecordBatch, place: Place) -> tuple[TableRows, dict[int, Problem]]:
+    def build(self, batch: pa.RecordBatch, origin: RowOrigin) -> tuple[TableRows, dict[int, Problem]]:
         """Rows of a batch, and its bad ones."""
         columns, hashed, bad = {}, {}, dict[int, Problem]()
         for name, kind in self._kinds.items():
@@ -169,7 +169,7 @@ class ParquetTable(TableFormat):
                 columns[name] = null_where_missing(column.cast(ARROW[kind]), self._missing)
             else:
                 columns[name] = _cast(name, column, kind, bad)
-        rows, others = self._builder.build(columns, batch.num_rows, place, hashed)
+        rows, others = self._builder.build(columns, batch.num_rows, origin, hashed)
         return rows, others | bad
 
     def _encoded(self, source: RawSource, groups: Groups) -> list[str]:

@@ -100,7 +100,7 @@ class TableRows:
 
 
 @dataclass
-class Place:
+class RowOrigin:
     """How far a piece has been read: rows, and the last time."""
 
     source: int
@@ -121,9 +121,9 @@ class RowBuilder:
         ]  # of which nothing but hashes is needed
 
     def build(
-        self, columns: Mapping[str, pa.Array], rows: int, place: Place, hashed: Mapping[str, Tokens] = NONE
+        self, columns: Mapping[str, pa.Array], rows: int, origin: RowOrigin, hashed: Mapping[str, Tokens] = NONE
     ) -> tuple[TableRows, dict[int, Problem]]:
-        """The rows, and what is wrong with the bad ones. Advances ``place`` to the end of these rows. ``hashed``: the
+        """The rows, and what is wrong with the bad ones. Advances ``origin`` to the end of these rows. ``hashed``: the
         columns whose tokens are known already.
         """
         schema = self.schema
@@ -140,9 +140,9 @@ class RowBuilder:
             bad |= wrong
         label = self._labels(columns, bad) if schema.label else np.zeros(rows, dtype=np.uint8)
         times = _numbers(columns[schema.time]) if schema.sorted or schema.split.by == "time" else None
-        split = self._splits(columns, times, rows, place, bad)
+        split = self._splits(columns, times, rows, origin, bad)
         if schema.sorted and times is not None:
-            self._check_order(times, place, bad)
+            self._check_order(times, origin, bad)
         times = times if schema.sorted else None
         return TableRows(label, dense, tokens, split, times, self._only_train, lists), bad
 
@@ -183,17 +183,17 @@ class RowBuilder:
         columns: Mapping[str, pa.Array],
         times: np.ndarray | None,
         rows: int,
-        place: Place,
+        origin: RowOrigin,
         bad: dict[int, Problem],
     ) -> np.ndarray | None:
         rule = self.schema.split
         if rule.by == "rows":
             return None
         if rule.by == "file":
-            return np.full(rows, self._file_splits[place.source], dtype=np.uint8)
+            return np.full(rows, self._file_splits[origin.source], dtype=np.uint8)
         if rule.by == "random":
-            first = (((place.source << PIECE_BITS) + place.piece) << ROW_BITS) + place.rows
-            place.rows += rows
+            first = (((origin.source << PIECE_BITS) + origin.piece) << ROW_BITS) + origin.rows
+            origin.rows += rows
             drawn = np.empty(rows, dtype=np.int32)
             draw_shards(self._seed ^ SALT, first, DRAWS, drawn)
             return np.searchsorted(np.cumsum(rule.shares)[:-1] * DRAWS, drawn, side="right").astype(np.uint8)
@@ -217,8 +217,8 @@ class RowBuilder:
             )
         return np.array(list(rule.values.values()), dtype=np.uint8)[indices]
 
-    def _check_order(self, times: np.ndarray, place: Place, bad: dict[int, Problem]) -> None:
-        before, schema = np.fmax.accumulate(np.concatenate([[place.time], times])), self.schema
+    def _check_order(self, times: np.ndarray, origin: RowOrigin, bad: dict[int, Problem]) -> None:
+        before, schema = np.fmax.accumulate(np.concatenate([[origin.time], times])), self.schema
         for row in np.flatnonzero(~(times >= before[:-1])):
             bad[int(row)] = (
                 "time order",
@@ -227,7 +227,7 @@ class RowBuilder:
                     'the split goes by the order of rows; sort the rows by time, or write split.by = "time"'
                 ),
             )
-        place.time = float(before[-1])
+        origin.time = float(before[-1])
 
 
 def _wrong_label(rule: Label, found: pa.Scalar) -> str:

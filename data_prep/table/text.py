@@ -22,7 +22,7 @@ from data_prep.raw.text_stream import estimated_lines, line_of, mark_size, row_e
 from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.files import first_fields, partition_columns, refuse_other_text, require_columns
 from data_prep.table.format import TableFormat
-from data_prep.table.rows import Place, Problem, TableRows, without
+from data_prep.table.rows import Problem, RowOrigin, TableRows, without
 from data_prep.table.schema import LIST, MULTILINE, NUMBER, STRING, UNQUOTED, WEIGHTS, Schema
 from data_prep.table.text_values import READERS, first_refused
 
@@ -46,7 +46,7 @@ class TextTable(TableFormat):
         self._constants: list[dict[str, pa.Scalar]] = []
         self._names = [self._header(source) for source in sources]
         self._piece: TextPiece | None = None
-        self._place = Place(0, 0)
+        self._origin = RowOrigin(0, 0)
 
     def units(self, job: Preparation) -> list[Unit]:
         """Pieces of equal bytes, and whole compressed files."""
@@ -85,7 +85,7 @@ class TextTable(TableFormat):
 
     def _parse(self, text: np.ndarray, offset: int, piece: TextPiece) -> TableRows:
         if self._piece is not piece:
-            self._piece, self._place = piece, Place(*piece.piece)
+            self._piece, self._origin = piece, RowOrigin(*piece.piece)
         names = self._names[piece.source.index]
         text, lines, starts = self._lines(text, offset, len(names))
         try:
@@ -111,7 +111,7 @@ class TextTable(TableFormat):
                 hashed[name] = self._strings.tokens(name, column)
             else:
                 columns[name] = null_where_missing(column, self._missing) if kind in TEXT else column
-        rows, bad = self._builder.build(columns, table.num_rows, self._place, hashed)
+        rows, bad = self._builder.build(columns, table.num_rows, self._origin, hashed)
         bad |= self._not_numbers(columns, text, names)
         for row in sorted(bad):
             piece.refuse(offset + int(starts[row]), *bad[row])

@@ -20,7 +20,6 @@ import h5py
 import numpy as np
 
 from data_prep.files import whole
-from data_prep.options import MERGE_ENTRIES
 from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.token_tables import lookup_table
 from ssmpi.data import hdf5_file
@@ -31,6 +30,9 @@ from ssmpi.runtime.files import hdf5
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 FREQUENCY = "frequency"  # the order of ids
+ORDERING_BYTES = 40  # per token of a feature: token, count, their order, and the sorted copies
+MERGE_ENTRIES = 4 << 20  # counts of several parts merged at once
+MERGING_BYTES = 56  # per such entry
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
 RESERVED_IDS = 2
 LARGE_COUNT = np.uint16(2**16 - 1)

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.options import MERGING_BYTES, ORDERING_BYTES, shard_row_bytes
+from data_prep.shards.needs import shard_row_bytes
 from data_prep.shards.packing import SLACK, pack, row_bytes, unpack, widths
 from data_prep.vocabulary.scan import Spill
-from data_prep.vocabulary.vocabulary_file import merge_feature
+from data_prep.vocabulary.vocabulary_file import MERGING_BYTES, ORDERING_BYTES, merge_feature
 from ssmpi.data.features import CRITEO, Features
 
 cardinalities = st.sampled_from([1, 2, 255, 256, 257, 65_536, 65_537, 2**24, 2**24 + 1, 2**31 - 1])
