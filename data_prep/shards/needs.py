@@ -86,9 +86,10 @@ def _memory(job: Preparation, rows: int) -> str:
     ordering = MERGING_BYTES * MERGE_ENTRIES + ORDERING_BYTES * min(tokens, options.max_ind_range or 2**32)
     if not job.counting or BASE_BYTES + ordering <= bound:
         return text + sharing
+    most = f"{ORDERING_BYTES} bytes per token of the largest feature: at most {gigabytes(BASE_BYTES + ordering)}"
     return (
-        f"{text}{sharing}\nmemory: ordering a vocabulary takes {ORDERING_BYTES} bytes per token of the largest feature: "
-        f"at most {gigabytes(BASE_BYTES + ordering)}, if no token of it came twice; --max-ind-range bounds it"
+        f"{text}{sharing}\nmemory: ordering a vocabulary takes {most}, if no token of it came twice; --max-ind-range "
+        "bounds it"
     )
 
 

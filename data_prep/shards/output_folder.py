@@ -186,7 +186,7 @@ def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
     differing = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if not differing:
         return "other raw files (name, size or time of change differ)"
-    texts = [f"{_setting(name, before)}, this run has {_setting(name, now)}" for name in differing[:MOST_NAMED]]
+    texts = [f"{name} = {_toml(before, name)}, this run has {_toml(now, name)}" for name in differing[:MOST_NAMED]]
     return "; ".join(texts) + f"; and {len(differing) - MOST_NAMED} more" * (len(differing) > MOST_NAMED)
 
 
@@ -205,7 +205,7 @@ def _flat(settings: Mapping[str, Any], section: str = "") -> Iterator[tuple[str,
             yield section + name, value
 
 
-def _setting(name: str, settings: Mapping[str, Any]) -> str:
+def _toml(settings: Mapping[str, Any], name: str) -> str:
     if name not in settings:
-        return f"no {name}"
-    return f"{name} = {tomli_w.dumps({'value': settings[name]}).removeprefix('value = ').strip()}"
+        return "none"
+    return tomli_w.dumps({"value": settings[name]}).removeprefix("value = ").strip()

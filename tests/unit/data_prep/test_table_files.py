@@ -23,7 +23,7 @@ from test_prepare_table import load, prepare, same
 
 from data_prep.cli import main
 from data_prep.ranks import RawDataError
-from data_prep.raw import sources
+from data_prep.raw import sources, text_stream
 from data_prep.table import parquet as table_parquet
 from data_prep.table.schema import read_schema
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
@@ -51,8 +51,8 @@ WHOLE = ("--split", "none", "--no-shuffle", "--fit-on", "all")
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 def test_quoted_values_may_hold_newlines(name, tmp_path, monkeypatch):
     """In blocks of any size: here a row often takes more than one."""
-    monkeypatch.setattr(sources, "BLOCK_BYTES", 200)
-    monkeypatch.setattr(sources, "STEP_BYTES", 50)
+    monkeypatch.setattr(text_stream, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(text_stream, "STEP_BYTES", 50)
     draw = random.Random(1)
     titles = [
         "".join(draw.choices(["a", "b\n", '"', ",", "\r\n", "\n\n", " "], k=draw.randint(1, 300))) for _ in range(300)
