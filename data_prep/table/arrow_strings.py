@@ -65,6 +65,23 @@ def _mark(
             marked[row] |= same
 
 
+def cast_or_null(values: pa.Array, kind: pa.DataType, options: pc.CastOptions | None = None) -> pa.Array:
+    """Values as another type, by default a safe cast; null for those that cannot be read so."""
+    options = options or pc.CastOptions.safe(kind)
+    try:
+        return values.cast(options=options)
+    except pa.ArrowInvalid:
+        codes = values.dictionary_encode()
+
+    def read(value: pa.Scalar) -> pa.Scalar | None:
+        try:
+            return value.cast(options=options)
+        except pa.ArrowInvalid:
+            return None
+
+    return pa.array(map(read, codes.dictionary), kind).take(codes.indices)
+
+
 def missing_values(schema: Schema) -> pa.Array:
     """The strings that mean a missing value."""
     return pa.array([value.encode() for value in schema.missing], ARROW[STRING])

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.raw.text_stream import shorten
-from data_prep.table.arrow_strings import ARROW, missing_values, null_where_missing, tokens_of
+from data_prep.table.arrow_strings import ARROW, cast_or_null, missing_values, null_where_missing, tokens_of
 from data_prep.table.schema import BRACKETS, INTEGER, STRING, ListColumn, Schema
 from data_prep.table.text_values import lists_in_brackets
 from data_prep.tokens import TokenLists
@@ -108,25 +108,11 @@ def _integers(name: str, each: pa.Array, of: np.ndarray, bad: dict[int, tuple[st
     """Values as int64, 0 for what is no integer, whose rows are bad."""
     if pa.types.is_integer(each.type):
         return each.cast(ARROW[INTEGER], safe=False)
-    try:
-        return each.cast(ARROW[INTEGER])
-    except pa.ArrowInvalid:
-        codes = each.dictionary_encode()
-    distinct = [_integer(value) for value in codes.dictionary.to_pylist()]
-    wrong = np.array([value is None for value in distinct])[codes.indices.to_numpy()]
-    for at in np.flatnonzero(wrong):
-        found = f"{name} has {shorten(each[int(at)].as_py())}, not an integer; repair or remove the row"
-        bad.setdefault(int(of[at]), (NOT_INTEGER.format(name), found))
-    return pa.array(distinct, ARROW[INTEGER]).fill_null(0).take(codes.indices)
-
-
-def _integer(value: bytes) -> int | None:
-    """What Arrow reads, None if it does not."""
-    try:
-        found: int = pa.scalar(value, ARROW[STRING]).cast(ARROW[INTEGER]).as_py()
-    except pa.ArrowInvalid:
-        return None
-    return found
+    found = cast_or_null(each, ARROW[INTEGER])
+    for at in np.flatnonzero(found.is_null()):
+        wrong = f"{name} has {shorten(each[int(at)].as_py())}, not an integer; repair or remove the row"
+        bad.setdefault(int(of[at]), (NOT_INTEGER.format(name), wrong))
+    return found.fill_null(0)
 
 
 def weights_of(
@@ -161,23 +147,9 @@ def _weights(texts: pa.Array) -> np.ndarray:
     """float32 (n,) of numbers or of text, NaN for what is none."""
     if pa.types.is_dictionary(texts.type):
         texts = texts.dictionary_decode()
-    try:
-        numbers = texts.cast(pa.float64())
-    except pa.ArrowInvalid:
-        codes = texts.dictionary_encode()
-        distinct = pa.array([_weight(value) for value in codes.dictionary], pa.float64())
-        numbers = distinct.take(codes.indices)
+    numbers = cast_or_null(texts, pa.float64())
     with np.errstate(over="ignore"):
         return pc.fill_null(numbers, np.nan).to_numpy(zero_copy_only=False).astype(np.float32)
-
-
-def _weight(value: pa.Scalar) -> float | None:
-    """What Arrow reads, None if it does not."""
-    try:
-        found: float = value.cast(pa.float64()).as_py()
-    except pa.ArrowInvalid:
-        return None
-    return found
 
 
 def are_lists(kind: pa.DataType) -> bool:

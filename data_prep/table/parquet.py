@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
@@ -14,7 +15,7 @@ from pyarrow import parquet
 from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
 from data_prep.ranks import BadRowError, RawDataError
 from data_prep.raw.text_stream import CHANGED
-from data_prep.table.arrow_strings import ARROW, null_where_missing
+from data_prep.table.arrow_strings import ARROW, cast_or_null, null_where_missing
 from data_prep.table.files import partition_columns, require_columns
 from data_prep.table.format import TableFormat
 from data_prep.table.lists import are_lists, usual, without_views
@@ -279,18 +280,13 @@ def _cast(name: str, column: pa.Array, kind: str, bad: dict[int, Problem]) -> pa
         return column
     if kind == INTEGER and pa.types.is_floating(column.type):
         column = pa.array(column.to_numpy(zero_copy_only=False), from_pandas=True)  # null for NaN
-    try:
-        return column.cast(options=CASTS[kind])
-    except pa.ArrowInvalid:
-        found = list(column)
-    for row, value in enumerate(found):
-        try:
-            found[row] = value.cast(options=CASTS[kind])
-        except pa.ArrowInvalid:
+    found = cast_or_null(column, ARROW[kind], CASTS[kind])
+    if found.null_count > column.null_count:
+        for row in map(int, np.flatnonzero(pc.and_(found.is_null(), column.is_valid()))):
+            value = column[row]
             shown, what = (value.value, "microseconds") if kind == TIMESTAMP else (value.as_py(), "an integer")
             bad[row] = f"value of {name}", f"{name} is {shown}, not {what} of 64 bits; repair or remove the row"
-            found[row] = None
-    return pa.array(found, ARROW[kind])
+    return found
 
 
 def _fits(found: pa.DataType, kind: str) -> bool:
