@@ -26,13 +26,13 @@ from data_prep.raw.text_stream import TextStream, estimated_lines, line_of, mark
 from data_prep.vocabulary.encoding import in_memory
 from data_prep.vocabulary.vocabulary_file import Vocabulary, reusable_vocabulary
 from ssmpi.data.features import CRITEO
-from ssmpi.data.schema import Manifest
+from ssmpi.data.schema import DatasetManifest
 from ssmpi.runtime.errors import DataError
 
 FIELDS = {True: 1 + DENSE_FEATURES + SPARSE_FEATURES, False: DENSE_FEATURES + SPARSE_FEATURES}
 
 
-def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:
+def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> DatasetManifest:
     """Prepare raw files into ``options.output``; resumes an interrupted run of the same arguments and files.
 
     Every rank of the job calls it. Raises DataError, on all ranks, for invalid input.

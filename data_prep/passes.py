@@ -34,14 +34,14 @@ from data_prep.vocabulary.encoding import drop_tables, shared
 from data_prep.vocabulary.fit import fit_vocabulary, training_rows, unfitted_vocabulary
 from data_prep.vocabulary.scan import FIT, SCAN, ScanResult, every_row, scan
 from data_prep.vocabulary.vocabulary_file import Vocabulary, described, read_vocabulary, reusable_vocabulary
-from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, Manifest, read_manifest, write_manifest
+from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, DatasetManifest, read_manifest, write_manifest
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.words import counted
 
 HASHES_ALONE = "of hashes alone"  # a vocabulary that depends on no row
 
 
-def run(opened: Callable[[], Preparation]) -> Manifest:
+def run(opened: Callable[[], Preparation]) -> DatasetManifest:
     """Open a job and bring it to its end; resumes an interrupted one of the same arguments and files.
 
     Every rank calls it. Raises DataError, on all ranks, for invalid input.
@@ -98,7 +98,7 @@ def open_job(
     return Preparation(options, ranks, sources, of, options.identity() | of.identity() | chosen | base)
 
 
-def _make(job: Preparation) -> Manifest:
+def _make(job: Preparation) -> DatasetManifest:
     """Both passes, from raw text to the manifest."""
     options, ranks = job.options, job.ranks
     found = _first_pass(job)
@@ -162,7 +162,7 @@ def _compare_views(sources: list[RawSource], ranks: Ranks) -> None:
                 )
 
 
-def _already_whole(job: Preparation, folder: OutputFolder) -> Manifest:
+def _already_whole(job: Preparation, folder: OutputFolder) -> DatasetManifest:
     """Compare the raw files with those that the folder was made from; writes nothing."""
     manifest = read_manifest(job.options.output)
 

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from ssmpi.data.features import CRITEO, Features, ListOptions
-from ssmpi.data.schema import Manifest, ShardEntry, Split, read_manifest, write_manifest, write_shard
+from ssmpi.data.schema import DatasetManifest, ShardEntry, Split, read_manifest, write_manifest, write_shard
 from ssmpi.data.shard_columns import Columns, Lists, read_columns
 
 CARDINALITIES = tuple(int(c) for c in np.geomspace(4, 5_000, 26))
@@ -38,7 +38,7 @@ def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES,
             ids, dense, label = draw(generator, effects, min(shard, total - start), len(features.dense))
             entries.append(write(folder, split, number, ids, dense, label, labelled))
         splits[split] = Split(tuple(entries))
-    write_manifest(folder, Manifest(tuple(cardinalities), splits, labelled, features=features))
+    write_manifest(folder, DatasetManifest(tuple(cardinalities), splits, labelled, features=features))
     return folder
 
 
@@ -65,7 +65,7 @@ def make_halves(folder, rows, run_of, seed=0):
         logit = -4.2 + sum(effect[ids[:, f]] for f, effect in enumerate(effects)) + 3.0 * deciding
         label = (generator.random(total) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
         splits[split] = Split((write(folder, split, 0, ids, dense, label),))
-    write_manifest(folder, Manifest(CARDINALITIES, splits, True))
+    write_manifest(folder, DatasetManifest(CARDINALITIES, splits, True))
     return folder
 
 
@@ -83,7 +83,7 @@ def make_lists_dataset(folder, rows, seed=0, shard=700, features=WITH_LISTS, car
             positives = int(columns.label.sum())
             entries.append(ShardEntry(name, len(columns), positives, size, checksum, len(columns.lists.ids)))
         splits[split] = Split(tuple(entries))
-    write_manifest(folder, Manifest(tuple(cardinalities), splits, True, features=features))
+    write_manifest(folder, DatasetManifest(tuple(cardinalities), splits, True, features=features))
     return folder
 
 
@@ -126,7 +126,7 @@ def make_keyed(folder, data, keyed):
             entries.append(dataclasses.replace(entry, bytes=size, checksum=checksum))
         splits[split] = Split(tuple(entries))
     sizes = [0 if name in keyed else n for name, n in zip(features.sparse, manifest.cardinalities, strict=True)]
-    write_manifest(folder, Manifest(tuple(sizes), splits, features=features))
+    write_manifest(folder, DatasetManifest(tuple(sizes), splits, features=features))
     return folder
 
 

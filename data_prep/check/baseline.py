@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ssmpi.data import columns
-from ssmpi.data.schema import Manifest, open_shard, read_manifest
+from ssmpi.data.schema import DatasetManifest, open_shard, read_manifest
 from ssmpi.data.shard_columns import Columns, Lists, read_columns
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
@@ -48,7 +48,7 @@ class DesignMatrix:
     by the length of the list; more than once, it adds up. ``values``: ids and numbers of all training rows.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: DatasetManifest) -> None:
         self.folder, self.manifest = folder, manifest
         self._first = np.concatenate([[0], np.cumsum(manifest.cardinalities)])  # columns of the features' ids 0
         self.columns = int(self._first[-1]) + len(manifest.features.dense)

@@ -18,7 +18,7 @@ from ssmpi.data.schema import (
     MISSING_ID,
     RARE_ID,
     VOCABULARY_NAME,
-    Manifest,
+    DatasetManifest,
     read_manifest,
 )
 from ssmpi.data.shard_columns import Columns
@@ -33,7 +33,7 @@ TOP = 3
 class Totals:
     """Totals over the rows of all shards."""
 
-    manifest: Manifest
+    manifest: DatasetManifest
     rows: int = 0
     low: np.ndarray = field(init=False)
     high: np.ndarray = field(init=False)
@@ -88,7 +88,7 @@ def describe_folder(folder: Path) -> str:
     return "\n".join([*lines, *_provenance(manifest)])
 
 
-def _splits(folder: Path, manifest: Manifest) -> list[str]:
+def _splits(folder: Path, manifest: DatasetManifest) -> list[str]:
     kind = "labelled" if manifest.labelled else "unlabelled"
     lines = [f"{folder}: {kind}, {counted(sum(s.rows for s in manifest.splits.values()), 'row')}"]
     lines.append(f"  {'split':<12}{'rows':>15}{'shards':>8}{'label rate':>12}  source rows")
@@ -108,7 +108,7 @@ def _width(names: Sequence[str]) -> int:
     return max(8, *(len(name) + 1 for name in names))
 
 
-def _dense(manifest: Manifest, totals: Totals) -> list[str]:
+def _dense(manifest: DatasetManifest, totals: Totals) -> list[str]:
     width, transform = _width(manifest.features.dense), manifest.provenance.get("transform", "")
     head = f"  {'dense':<{width}}{'missing':>9}{'min':>10}{'mean':>10}{'max':>10}"
     lines = [f"{head}   {transform}"]
@@ -121,7 +121,7 @@ def _dense(manifest: Manifest, totals: Totals) -> list[str]:
     return lines
 
 
-def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
+def _sparse(folder: Path, manifest: DatasetManifest, totals: Totals) -> list[str]:
     path = folder / VOCABULARY_NAME
     vocabulary = read_vocabulary(path) if path.exists() or "vocabulary" in manifest.provenance else None
     missing = manifest.provenance.get("missing", {})
@@ -151,7 +151,7 @@ def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
     return lines
 
 
-def _lists(manifest: Manifest, totals: Totals) -> list[str]:
+def _lists(manifest: DatasetManifest, totals: Totals) -> list[str]:
     width = _width(manifest.features.list_names)
     lines = [f"  {'lists':<{width}}{'pooling':>10}{'ids a row':>11}{'longest':>9}{'allowed':>9}{'empty':>9}"]
     for f, name in enumerate(manifest.features.list_names):
@@ -164,7 +164,7 @@ def _lists(manifest: Manifest, totals: Totals) -> list[str]:
     return lines
 
 
-def _provenance(manifest: Manifest) -> list[str]:
+def _provenance(manifest: DatasetManifest) -> list[str]:
     about = manifest.provenance
     if not about:
         return []

@@ -18,7 +18,7 @@ from ssmpi.data.schema import (
     MANIFEST_NAME,
     SPLITS,
     VOCABULARY_NAME,
-    Manifest,
+    DatasetManifest,
     ShardEntry,
     open_shard,
     read_manifest,
@@ -55,7 +55,7 @@ def verify(folder: Path) -> list[Finding]:
     return [finding for finding in (*found, *_strangers(folder, manifest)) if finding]
 
 
-def checked_shards(folder: Path, manifest: Manifest) -> Iterator[tuple[Columns | None, Finding | None]]:
+def checked_shards(folder: Path, manifest: DatasetManifest) -> Iterator[tuple[Columns | None, Finding | None]]:
     """Each shard's columns, None if they cannot be read, and what is wrong with it, on one line, because one damaged
     place can have many symptoms. One shard is in memory at a time.
     """
@@ -80,7 +80,7 @@ def checked_shards(folder: Path, manifest: Manifest) -> Iterator[tuple[Columns |
             yield columns, Finding(path, wrong) if wrong else None
 
 
-def _has_provenance(folder: Path, manifest: Manifest) -> bool:
+def _has_provenance(folder: Path, manifest: DatasetManifest) -> bool:
     """Whether a preparation has written the folder, with its vocabulary and a record of all files."""
     return bool(manifest.provenance) or (folder / VOCABULARY_NAME).exists()
 
@@ -99,7 +99,7 @@ def conclusion(folder: Path, findings: Sequence[Finding]) -> str:
     return f"{folder}: {'. '.join(lines)}"
 
 
-def _manifest(path: Path, manifest: Manifest) -> Finding | None:
+def _manifest(path: Path, manifest: DatasetManifest) -> Finding | None:
     text = path.read_text(encoding="utf-8")
     try:
         if text != json.dumps(parse_json(text), indent=1) + "\n":
@@ -115,12 +115,12 @@ def _manifest(path: Path, manifest: Manifest) -> Finding | None:
     return None
 
 
-def _record_of(name: str, manifest: Manifest) -> object:
+def _record_of(name: str, manifest: DatasetManifest) -> object:
     files = manifest.provenance.get("files", {})
     return files.get(name) if isinstance(files, dict) else None
 
 
-def _vocabulary(path: Path, manifest: Manifest) -> Finding | None:
+def _vocabulary(path: Path, manifest: DatasetManifest) -> Finding | None:
     if not path.is_file():
         return Finding(path, "missing")
     if file_checksum(path) != _record_of(VOCABULARY_NAME, manifest):
@@ -133,7 +133,7 @@ def _vocabulary(path: Path, manifest: Manifest) -> Finding | None:
     return None
 
 
-def _content(columns: Columns, entry: ShardEntry, manifest: Manifest) -> Iterator[str]:
+def _content(columns: Columns, entry: ShardEntry, manifest: DatasetManifest) -> Iterator[str]:
     if not manifest.labelled and columns.label is not None:
         yield "has labels, but the manifest says unlabelled"
         columns = replace(columns, label=None)
@@ -146,7 +146,7 @@ def _content(columns: Columns, entry: ShardEntry, manifest: Manifest) -> Iterato
         yield f"{np.count_nonzero(columns.label):,} clicked rows, the manifest says {entry.positives:,}"
 
 
-def _long_lists(lists: Lists, manifest: Manifest) -> Iterator[str]:
+def _long_lists(lists: Lists, manifest: DatasetManifest) -> Iterator[str]:
     """The first list that is longer than the manifest allows."""
     names, lengths = manifest.features.list_names, lists.lengths
     longest = np.array([manifest.features.lists[name].longest for name in names])
@@ -157,7 +157,7 @@ def _long_lists(lists: Lists, manifest: Manifest) -> Iterator[str]:
         yield f"row {row}: {what}{times(len(rows))}"
 
 
-def _strangers(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+def _strangers(folder: Path, manifest: DatasetManifest) -> Iterator[Finding]:
     """Files that do not belong to this data set."""
     known = {entry.file for split in manifest.splits.values() for entry in split.shards}
     for path in sorted(folder.rglob("*")):

@@ -21,7 +21,7 @@ from data_prep.files import load_json, save_json
 from data_prep.options import PrepareOptions
 from data_prep.preparation import Preparation
 from data_prep.shards.provenance import written_schema
-from ssmpi.data.schema import MANIFEST_NAME, SPLITS, VOCABULARY_NAME, WORK_NAME, Manifest, read_manifest
+from ssmpi.data.schema import MANIFEST_NAME, SPLITS, VOCABULARY_NAME, WORK_NAME, DatasetManifest, read_manifest
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
 
@@ -92,7 +92,7 @@ class OutputFolder:
         save_json(path, plan)
         return FRESH
 
-    def _compare_whole(self, job: Preparation, manifest: Manifest) -> None:
+    def _compare_whole(self, job: Preparation, manifest: DatasetManifest) -> None:
         sources = manifest.provenance.get("sources", [])
         found = {
             "identity": manifest.provenance.get("arguments"),

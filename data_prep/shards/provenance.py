@@ -22,7 +22,7 @@ from data_prep.splits import Ranges
 from data_prep.vocabulary.scan import PieceRecord
 from data_prep.vocabulary.vocabulary_file import STATED_MIN_COUNTS, Vocabulary
 from ssmpi.data.features import CRITEO, Features
-from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, Manifest, Split
+from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, DatasetManifest, Split
 from ssmpi.runtime.words import counted
 
 KEYS = 2**64  # the range of hashes that are keys of a dynamic table, in place of ids
@@ -88,7 +88,7 @@ def make_manifest(
     ranges: Ranges,
     vocabulary: Vocabulary,
     written: Sequence[WrittenShard],
-) -> Manifest:
+) -> DatasetManifest:
     """The manifest of a finished folder."""
     splits = {name: Split(tuple(w.entry for w in written if w.split == name), (rows,)) for name, rows in ranges.items()}
     files = {VOCABULARY_NAME: file_checksum(vocabulary.path)} | {w.entry.file: w.frame for w in written}
@@ -115,7 +115,7 @@ def make_manifest(
         "vocabulary": _about_vocabulary(vocabulary),
         "files": files,
     }
-    manifest = Manifest(
+    manifest = DatasetManifest(
         tuple(vocabulary.cardinalities), splits, job.labelled, json.loads(json.dumps(provenance)), features
     )
     return replace(manifest, provenance={**manifest.provenance, "manifest_checksum": manifest_checksum(manifest)})
@@ -141,7 +141,7 @@ def _about_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     return {**about, "tokens_with_min_count": totals}
 
 
-def manifest_checksum(manifest: Manifest) -> str:
+def manifest_checksum(manifest: DatasetManifest) -> str:
     """SHA-256 of the manifest's content without this checksum itself, and without the features of Criteo's rows, which
     older versions did not record.
     """
@@ -153,7 +153,7 @@ def manifest_checksum(manifest: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def summary(job: Preparation, records: Sequence[PieceRecord], manifest: Manifest) -> str:
+def summary(job: Preparation, records: Sequence[PieceRecord], manifest: DatasetManifest) -> str:
     """A summary of the output for a person."""
     lines = []
     for name, split in manifest.splits.items():

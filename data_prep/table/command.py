@@ -18,14 +18,14 @@ from data_prep.raw.sources import PARQUET, expand, in_order, open_sources
 from data_prep.splits import parse_fractions
 from data_prep.table.schema import KEYS, MULTILINE, Schema, read_schema, some
 from data_prep.vocabulary.vocabulary_file import Vocabulary
-from ssmpi.data.schema import Manifest
+from ssmpi.data.schema import DatasetManifest
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
 
 
 def prepare(
     schema: Path, files: Sequence[Path], options: PrepareOptions, ranks: Ranks, *, hashed: bool = False
-) -> Manifest:
+) -> DatasetManifest:
     """Prepare the files of a table into ``options.output``; resumes an interrupted run of the same arguments and files.
     ``hashed``: with keys of all categorical columns.
 
@@ -52,7 +52,7 @@ def _read_hashed(path: Path) -> Schema:
     return schema.with_keys(schema.categorical)
 
 
-def prepare_to_score(schema: Schema, file: Path, vocabulary: Path, output: Path) -> Manifest:
+def prepare_to_score(schema: Schema, file: Path, vocabulary: Path, output: Path) -> DatasetManifest:
     """Prepare the rows of a file, in their order, as the unlabelled split ``test``: the features that a schema names,
     without its label, time and group, which new rows need not have. Raises UserError for invalid input.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.data.schema import MAKE_AGAIN, Manifest, ShardEntry, open_shard
+from ssmpi.data.schema import MAKE_AGAIN, DatasetManifest, ShardEntry, open_shard
 from ssmpi.data.shard_columns import Columns, Lists, kinds
 from ssmpi.data.values import bad_values
 from ssmpi.runtime.errors import DamageError, DataError
@@ -21,7 +21,7 @@ REPAIR = "correct or leave out such rows where the data comes from, then prepare
 Extents = dict[str, tuple[int, int]]
 
 
-def extents(folder: Path, entry: ShardEntry, manifest: Manifest) -> Extents:
+def extents(folder: Path, entry: ShardEntry, manifest: DatasetManifest) -> Extents:
     """Where in its file each column of a shard lies, offset and bytes by name, in the order of the checksum, once it
     has been checked to be the one in the manifest; DataError if it is not, or its columns are not contiguous.
     """
@@ -58,7 +58,7 @@ def read_rows(file: FileIO, offset: int, first: int, out: np.ndarray) -> None:
         left = left[count:]
 
 
-def check(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
+def check(folder: Path, entry: ShardEntry, manifest: DatasetManifest) -> None:
     """Read a whole shard and raise DamageError unless its columns have the checksum of the manifest and hold values
     that can be trained on.
     """
@@ -90,7 +90,7 @@ def _checksum(file: FileIO, places: Extents) -> str:
     return digest.hexdigest()[:32]
 
 
-def _columns(file: FileIO, places: Extents, rows: range, manifest: Manifest) -> Columns:
+def _columns(file: FileIO, places: Extents, rows: range, manifest: DatasetManifest) -> Columns:
     """Some rows of a shard; ListError if their lists do not fit together."""
     wanted = kinds(manifest.features, len(rows), 0, labelled=manifest.labelled)
     found = {name: np.empty(shape, dtype) for name, (dtype, shape) in wanted.items()}

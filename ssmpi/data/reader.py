@@ -14,7 +14,7 @@ import numpy as np
 from ssmpi.data import columns
 from ssmpi.data.bag_batch import BagBatch, ListReader
 from ssmpi.data.batch import Batch
-from ssmpi.data.schema import MAKE_AGAIN, Manifest, open_shard, read_manifest
+from ssmpi.data.schema import MAKE_AGAIN, DatasetManifest, open_shard, read_manifest
 from ssmpi.runtime.errors import DamageError, DataError
 from ssmpi.runtime.settings import COUNT, require, within
 
@@ -69,7 +69,7 @@ class SplitReader:
 
     def __init__(self, folder: Path, split: str, block_rows: int) -> None:
         self.folder = folder
-        self.manifest: Manifest = read_manifest(folder)
+        self.manifest: DatasetManifest = read_manifest(folder)
         try:
             self.shards = self.manifest.split(split).shards
         except DataError as error:

@@ -108,7 +108,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class DatasetManifest:
     """What a prepared folder holds, ``cardinalities`` by sparse feature, else DataError. ``provenance`` is free-form:
     transform, seed, sources with sizes and checksums.
     """
@@ -159,7 +159,7 @@ def version_of(lists: bool, keys: bool) -> int:
     return WITH_KEYS if keys else WITH_LISTS if lists else ONE_ID
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> Path:
+def write_manifest(folder: Path, manifest: DatasetManifest) -> Path:
     """Write ``manifest.json`` beside its place and rename it: the folder is whole from that moment."""
     body = {"format": MANIFEST_FORMAT, "schema_version": manifest.version, **manifest.record()}
     target = folder / MANIFEST_NAME
@@ -167,7 +167,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     return target
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> DatasetManifest:
     """Read and check ``manifest.json``; DataError says what is wrong with the folder."""
     path = folder / MANIFEST_NAME
     if not folder.is_dir():
@@ -197,7 +197,7 @@ def read_manifest(folder: Path) -> Manifest:
         cardinalities = tuple(map(int, body.pop("cardinalities")))
         recorded = body.pop("features", None)
         features = CRITEO if recorded is None else Features.recorded(**recorded)
-        manifest = Manifest(cardinalities, splits, **body, features=features)
+        manifest = DatasetManifest(cardinalities, splits, **body, features=features)
         if manifest.version != found[1]:
             raise DataError(f"version {found[1]} of the schema, but its features are of version {manifest.version}")
         return manifest
@@ -251,7 +251,7 @@ def lay_out_shard(path: Path, columns: Columns, attributes: Mapping[str, Any]) -
     return total
 
 
-def _check_frame(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
+def _check_frame(folder: Path, entry: ShardEntry, manifest: DatasetManifest) -> None:
     """Compare a shard's frame with the manifest before HDF5 reads it: HDF5 can loop for ever over a damaged one.
 
     A few KiB are read. DataError names the file. Sets that ``ssmpi-prepare`` did not make may lack the record.
@@ -268,7 +268,7 @@ def _check_frame(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
         raise DamageError(path, found, MAKE_AGAIN)
 
 
-def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File:
+def open_shard(folder: Path, entry: ShardEntry, manifest: DatasetManifest) -> h5py.File:
     """Open one shard read-only after checking that it is the one in the manifest; DataError names the file otherwise.
 
     The columns are not read: ``columns.check`` does that.

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ssmpi.data.schema import Manifest
+from ssmpi.data.schema import DatasetManifest
 from ssmpi.data.shard_columns import Columns, Lists
 
 
-def bad_values(columns: Columns, manifest: Manifest, first: int = 0) -> Iterator[str]:
+def bad_values(columns: Columns, manifest: DatasetManifest, first: int = 0) -> Iterator[str]:
     """The first impossible value of each sort, in words, with its row in the shard: ``columns`` begin with the row
     ``first``.
     """
@@ -28,7 +28,7 @@ def bad_values(columns: Columns, manifest: Manifest, first: int = 0) -> Iterator
         yield f"row {first + rows[0]}: label {label[rows[0]]} is not 0 or 1{times(len(rows))}"
 
 
-def _bad_ids(columns: Columns, manifest: Manifest, first: int) -> Iterator[str]:
+def _bad_ids(columns: Columns, manifest: DatasetManifest, first: int) -> Iterator[str]:
     ids, names = columns.ids, manifest.features.one_id
     limits = _limits(names, manifest)
     if (outside := _outside(ids, limits)).any():
@@ -37,7 +37,7 @@ def _bad_ids(columns: Columns, manifest: Manifest, first: int) -> Iterator[str]:
         yield f"row {first + row}: id {ids[row, f]} of {names[f]} is outside [0, {limits[f]}){times(len(rows))}"
 
 
-def _bad_lists(lists: Lists, manifest: Manifest, first: int) -> Iterator[str]:
+def _bad_lists(lists: Lists, manifest: DatasetManifest, first: int) -> Iterator[str]:
     names, of = manifest.features.list_names, lists.features
     limits = _limits(names, manifest)
     if len(bad := np.flatnonzero(_outside(lists.ids, limits[of]))):
@@ -55,7 +55,7 @@ def _outside(ids: np.ndarray, limits: np.ndarray) -> np.ndarray:
     return found
 
 
-def _limits(names: Sequence[str], manifest: Manifest) -> np.ndarray:
+def _limits(names: Sequence[str], manifest: DatasetManifest) -> np.ndarray:
     """The cardinalities of some sparse features, uint32 as ids are compared with them."""
     of = dict(zip(manifest.features.sparse, manifest.cardinalities, strict=True))
     return np.array([of[name] for name in names], np.uint32)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ssmpi.config import Config, load
-from ssmpi.data.schema import Manifest
+from ssmpi.data.schema import DatasetManifest
 from ssmpi.embedding.table import KEYS
 from ssmpi.model.dense_optimizers import optimizer_of
 from ssmpi.runtime.errors import DataError, SettingsError
@@ -21,7 +21,7 @@ OPTIMIZERS = "dense.optimizer", "embedding.optimizer"
 FRESH = "run.fresh_optimizer = true starts the optimizers anew"
 
 
-def parent_of(config: Config, manifest: Manifest) -> Parent | None:
+def parent_of(config: Config, manifest: DatasetManifest) -> Parent | None:
     """The run that one with ``config``, which has its network, continues on the data of this ``manifest``; None if it
     continues none. UserError if it cannot be continued.
     """
@@ -58,7 +58,7 @@ def with_room(config: Config, model: Path, run: Path) -> Config:
     return saved_tables.with_room(config, model, load(run / RUN_FILE)).with_network(config.network)
 
 
-def resumed(run: Path, config: Config, manifest: Manifest, *, begun: bool, asked: bool) -> Parent | None:
+def resumed(run: Path, config: Config, manifest: DatasetManifest, *, begun: bool, asked: bool) -> Parent | None:
     """The parent of the run in the folder ``run``, which is resumed; None if it continues none. The parent itself is
     looked at only until training has ``begun``: then there may be a checkpoint, or memory. SettingsError for another
     one, which the command line may have ``asked`` for.

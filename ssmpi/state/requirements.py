@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ssmpi.config import Config
 from ssmpi.data.features import Features
-from ssmpi.data.schema import Manifest, read_manifest
+from ssmpi.data.schema import DatasetManifest, read_manifest
 from ssmpi.embedding.keyed_memory import KeyMemory
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.trackers import scope_of
@@ -44,7 +44,7 @@ def composed(config: Config, features: Features) -> Config:
     return found
 
 
-def splits_to_score(config: Config, manifest: Manifest, overridden: Collection[str] = ()) -> set[str]:
+def splits_to_score(config: Config, manifest: DatasetManifest, overridden: Collection[str] = ()) -> set[str]:
     """The splits to evaluate that have rows; SettingsError if the user has named an empty one. A run file may name the
     defaults, as a resolved one does: an empty default is skipped with a log message.
     """
@@ -70,7 +70,7 @@ def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
     if not tables_file:
         return config.placement(read_manifest(Path(config.data.folder)))
     sizes = read_tables(tables_file)
-    return config.placement(Manifest(sizes, {}, features=Features.numbered(0, len(sizes))))
+    return config.placement(DatasetManifest(sizes, {}, features=Features.numbered(0, len(sizes))))
 
 
 def read_tables(path: Path) -> tuple[int, ...]:

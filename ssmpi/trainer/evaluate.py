@@ -26,7 +26,7 @@ from ssmpi.trainer.shard_check import check, share
 
 if TYPE_CHECKING:
     from ssmpi.data.cursor import DataCursor
-    from ssmpi.data.schema import Manifest
+    from ssmpi.data.schema import DatasetManifest
     from ssmpi.model.estimates import Estimates
     from ssmpi.model.replica import ThreadModel
     from ssmpi.runtime.mpi.world import World
@@ -138,7 +138,7 @@ class Evaluations:
     """
 
     evaluator: Evaluator
-    data: Manifest
+    data: DatasetManifest
     waiting: WaitOptions
     results: RunResults | None
     model: CommonModel

@@ -18,7 +18,7 @@ from test_partial_recovery import TWO_PS, Killed, SaveRows, after, assert_reload
 from test_warm_start import same, train_with_kills
 
 from ssmpi.data.features import Features, ListOptions
-from ssmpi.data.schema import Manifest, Split, read_manifest, write_manifest, write_shard
+from ssmpi.data.schema import DatasetManifest, Split, read_manifest, write_manifest, write_shard
 from ssmpi.data.shard_columns import Columns, Lists, read_columns
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.state.recovery import restart
@@ -60,7 +60,7 @@ def make_lists_of_one(folder, data):
         splits[split] = Split(
             (type(entry)(entry.file, entry.rows, entry.positives, size, checksum, list_ids=2 * entry.rows),)
         )
-    write_manifest(folder, Manifest(manifest.cardinalities, splits, True, features=features))
+    write_manifest(folder, DatasetManifest(manifest.cardinalities, splits, True, features=features))
     return folder
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.data.features import CRITEO, Features
-from ssmpi.data.schema import EXTENDS, MANIFEST_NAME, VOCABULARY_NAME, Manifest, check_cardinalities, read_manifest
+from ssmpi.data.schema import (
+    EXTENDS,
+    MANIFEST_NAME,
+    VOCABULARY_NAME,
+    DatasetManifest,
+    check_cardinalities,
+    read_manifest,
+)
 from ssmpi.runtime.errors import DataError, json_problem
 from ssmpi.runtime.mpi.failure import say
 from ssmpi.state.checkpoint import model_files, store
@@ -32,7 +39,7 @@ class DataOrigin:
     features: Features = CRITEO
 
     @classmethod
-    def of_data(cls, folder: Path, manifest: Manifest | None = None) -> DataOrigin:
+    def of_data(cls, folder: Path, manifest: DatasetManifest | None = None) -> DataOrigin:
         """The origin of a model that is trained on the data in ``folder``."""
         manifest = manifest or read_manifest(folder)
         return cls(str(folder.resolve()), manifest.cardinalities, vocabulary_checksum(manifest), manifest.features)
@@ -78,12 +85,12 @@ class DataOrigin:
             " (evaluate --data, predict --vocabulary)"
         )
 
-    def check(self, folder: Path, manifest: Manifest) -> None:
+    def check(self, folder: Path, manifest: DatasetManifest) -> None:
         """Raise DataError if a data folder has other ids than this model, or other features."""
         self._check_features(folder, manifest)
         self._compare(folder, manifest.cardinalities, vocabulary_checksum(manifest))
 
-    def check_extended(self, folder: Path, manifest: Manifest) -> None:
+    def check_extended(self, folder: Path, manifest: DatasetManifest) -> None:
         """Raise DataError unless the ids of a data folder begin with this model's: its vocabulary is the same one, or
         extends it, and it has the same features.
         """
@@ -98,7 +105,7 @@ class DataOrigin:
                 f" tokens. Prepare it with --extend-vocabulary {self.folder}"
             )
 
-    def _check_features(self, folder: Path, manifest: Manifest) -> None:
+    def _check_features(self, folder: Path, manifest: DatasetManifest) -> None:
         if manifest.features != self.features:
             raise DataError(
                 f"{folder}: other features ({described(manifest.features)}) than the data this model was trained on "
@@ -142,14 +149,14 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join([*names[:SHOWN], *(["..."] * (len(names) > SHOWN))]) or "none"
 
 
-def extended_by(manifest: Manifest) -> list[str]:
+def extended_by(manifest: DatasetManifest) -> list[str]:
     """SHA-256 of the vocabularies that the data set's vocabulary extends: their ids mean the same in both."""
     about = manifest.provenance.get("vocabulary")
     found = about.get(EXTENDS) if isinstance(about, Mapping) else None
     return found if isinstance(found, list) else []
 
 
-def vocabulary_checksum(manifest: Manifest) -> str | None:
+def vocabulary_checksum(manifest: DatasetManifest) -> str | None:
     """SHA-256 of the data set's vocabulary file; None for a set that ``ssmpi-prepare`` did not make."""
     files = manifest.provenance.get("files")
     found = files.get(VOCABULARY_NAME) if isinstance(files, Mapping) else None

@@ -11,7 +11,7 @@ from ssmpi.runtime.errors import SettingsError
 from ssmpi.state.checkpoint import saved_network
 
 if TYPE_CHECKING:
-    from ssmpi.data.schema import Manifest
+    from ssmpi.data.schema import DatasetManifest
     from ssmpi.model.network import Network
 
 SAME = (
@@ -22,7 +22,7 @@ MODEL = "model."
 DATA = "data.folder (its contents)"
 
 
-def fingerprint(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+def fingerprint(settings: Mapping[str, Any], manifest: DatasetManifest) -> dict[str, Any]:
     """Some of a run's ``settings`` by name, and a digest of its training data, as JSON. The network itself is saved
     beside them.
     """

@@ -19,7 +19,7 @@ from ssmpi.cluster import site, submit
 from ssmpi.cluster.node_layout import lay_out, layout_of
 from ssmpi.config import load
 from ssmpi.data.features import CRITEO
-from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
+from ssmpi.data.schema import DatasetManifest, ShardEntry, Split, write_manifest
 from ssmpi.runtime.errors import SettingsError, TopologyError
 from ssmpi.runtime.settings import dump
 from ssmpi.runtime.topology import Role, Topology
@@ -43,7 +43,7 @@ def run_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     shard = ShardEntry("train/shard-00000.h5", 1_000_000, 250_000, 157_000_000, "")
-    write_manifest(tmp_path / "data", Manifest(CARDINALITIES, {"train": Split((shard,))}))
+    write_manifest(tmp_path / "data", DatasetManifest(CARDINALITIES, {"train": Split((shard,))}))
     Path("run.toml").write_text('[data]\nfolder = "data"\n[topology]\nsync_ps = 1\n[sync]\nalgorithm = "easgd"\n')
     Path("net.py").write_text(OWN_NETWORK)
     return Path("run.toml")

@@ -17,7 +17,7 @@ from data_prep.check.inspect import describe_folder
 from data_prep.shards.provenance import manifest_checksum
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.reader import SplitReader
-from ssmpi.data.schema import SPLITS, Manifest, read_manifest, write_manifest
+from ssmpi.data.schema import SPLITS, DatasetManifest, read_manifest, write_manifest
 from ssmpi.data.shard_columns import Columns
 from ssmpi.data.values import bad_values
 from ssmpi.runtime.errors import DataError
@@ -57,7 +57,10 @@ def test_sets_of_older_versions_have_criteos(tmp_path, small_data):
     assert read_manifest(tmp_path) == read_manifest(small_data)
     assert len(read_manifest(tmp_path).features.dense) == 13
     few_named = Features(tuple(f"x{i}" for i in range(13)), CRITEO.sparse)
-    of = {features: manifest_checksum(Manifest((9,) * 26, {}, features=features)) for features in (CRITEO, few_named)}
+    of = {
+        features: manifest_checksum(DatasetManifest((9,) * 26, {}, features=features))
+        for features in (CRITEO, few_named)
+    }
     assert of[CRITEO].startswith("b7e55e12969df330")  # as the version that did not record them gave it
     assert of[CRITEO] != of[few_named]
 
@@ -82,7 +85,7 @@ def test_a_manifest_that_makes_no_sense_is_refused(few, tmp_path, features, word
 
 def test_a_manifest_with_too_few_tables_is_not_written(tmp_path):
     with pytest.raises(DataError, match="4 cardinalities, expected 5"):
-        write_manifest(tmp_path, Manifest((9,) * 4, {}, features=FEW))
+        write_manifest(tmp_path, DatasetManifest((9,) * 4, {}, features=FEW))
 
 
 def test_a_shard_with_other_columns_is_refused(few, tmp_path):

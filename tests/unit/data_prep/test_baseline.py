@@ -14,7 +14,7 @@ from data_prep.check import baseline as module
 from data_prep.check.baseline import baseline
 from data_prep.cli import main
 from ssmpi.data.features import Features
-from ssmpi.data.schema import Manifest, ShardEntry, Split, read_manifest, write_manifest, write_shard
+from ssmpi.data.schema import DatasetManifest, ShardEntry, Split, read_manifest, write_manifest, write_shard
 from ssmpi.data.shard_columns import Columns
 from ssmpi.runtime.errors import DataError, UserError
 
@@ -43,7 +43,7 @@ def prepare(folder, labelled=True, shards=SHARDS):
             parts.append((ids, dense, label))
         splits[split] = Split(tuple(entries))
         data[split] = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    write_manifest(folder, Manifest((CARDINALITY,) * 26, splits, labelled))
+    write_manifest(folder, DatasetManifest((CARDINALITY,) * 26, splits, labelled))
     return data
 
 
@@ -121,7 +121,7 @@ def test_ids_alone_are_fitted(tmp_path):
         name = f"{split}/shard-00000.h5"
         size, checksum = write_shard(tmp_path / name, Columns(ids, np.zeros((rows, 0), np.float32), label), {})
         splits[split] = Split((ShardEntry(name, rows, int(label.sum()), size, checksum),))
-    write_manifest(tmp_path, Manifest(many, splits, True, features=Features((), ("user", "item"))))
+    write_manifest(tmp_path, DatasetManifest(many, splits, True, features=Features((), ("user", "item"))))
     found = baseline(tmp_path)["logistic_regression"]
     assert found["iterations"] > 1
     assert found["ne"] < 0.95

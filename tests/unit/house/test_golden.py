@@ -7,7 +7,7 @@ from datasets import CARDINALITIES
 from runs import train_over_threads
 
 from ssmpi.config import load
-from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
+from ssmpi.data.schema import DatasetManifest, ShardEntry, Split, write_manifest
 from ssmpi.runtime.settings import dump
 from ssmpi.tools.plan import describe
 
@@ -21,7 +21,7 @@ def test_resolved_settings(tmp_path, golden):
 
 def test_plan(tmp_path, golden):
     shard = ShardEntry("train/shard-00000.h5", 1_000_000, 250_000, 157_000_000, "")
-    write_manifest(tmp_path, Manifest(CARDINALITIES, {"train": Split((shard,))}))
+    write_manifest(tmp_path, DatasetManifest(CARDINALITIES, {"train": Split((shard,))}))
     path = tmp_path / "run.toml"
     path.write_text(f'[data]\nfolder = "{tmp_path}"')
     overrides = ("topology.trainers=4", "topology.threads=3", "topology.embedding_ps=2", "topology.sync_ps=1")
