@@ -150,10 +150,14 @@ class CriteoFormat(RowFormat):
         """The vocabulary."""
         return ["the vocabulary"] * fitting
 
-    def dense_values(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
-        """The logarithms of the integers."""
+    def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
+        """The integers; ``unpack`` takes their logarithms."""
         assert isinstance(rows, ParsedRows)
-        return logarithms(rows.integers)
+        return rows.integers
+
+    def largest_packed(self, largest: np.ndarray) -> list[int]:
+        """The largest integers."""
+        return largest.tolist()
 
 
 def have_labels(sources: list[RawSource], skip_bad_rows: bool) -> bool:

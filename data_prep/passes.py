@@ -107,7 +107,8 @@ def _make(job: Preparation) -> DatasetManifest:
     vocabulary = _vocabulary(job, found, ranges)
     say(ranks, described(vocabulary, sum(record.rows for record in found.records)))
     features = job.format.features
-    wide = widths(packed_limits(features, vocabulary.cardinalities), features.key_columns, len(features.dense))
+    largest = job.format.largest_packed(np.max([record.largest for record in found.records], axis=0))
+    wide = widths(packed_limits(features, vocabulary.cardinalities), features.key_columns, largest)
     ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
 
     layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)

@@ -71,7 +71,7 @@ class Unit:
 
 @dataclass
 class Tally:
-    """What pass 1 counts: ``missing`` int64 (fields,); ``largest`` int64 (dense,): largest absolute values, of tables;
+    """What pass 1 counts: ``missing`` int64 (fields,); ``largest`` int64 (dense,): largest values, of tables absolute;
     ``splits`` int64 (3,), the rows of each split where rows say theirs; ``moments`` float64 (dense, 3): number, sum and
     sum of squares of the values of counted rows that are not missing; ``times``: the first and the last, where rows are
     to be in their order; ``listed``: tokens of all lists.
@@ -157,6 +157,7 @@ class RowFormat(ABC):
     transform: str  # of dense values, for people
     labelled: bool
     token_type: type[np.unsignedinteger[Any]] = np.uint32
+    packs_floats = False  # packed dense values are bits of float32 (else integers, of which shards get logarithms)
     knows_rows = False  # its files say how many rows they have; else lines are counted
     splits_rows = False  # rows say in which split they are; else splits are ranges of rows
     hashes_alone = False  # all tokens are hashed and no dense value is scaled: what is fitted depends on no row
@@ -190,8 +191,12 @@ class RowFormat(ABC):
         """All pieces of the job, in input order, and how many rows each has if none is bad. Every rank calls it."""
 
     @abstractmethod
-    def dense_values(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
-        """Dense values as shards have them, float32 (rows, dense). ``fitted``: what the vocabulary records of them."""
+    def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
+        """Dense values as they are packed, int64 (rows, dense). ``fitted``: what the vocabulary records of them."""
+
+    @abstractmethod
+    def largest_packed(self, largest: np.ndarray) -> list[int]:
+        """The largest packed value of each dense feature, from ``largest`` int64 (dense,) of all rows."""
 
     def fitted(self, moments: np.ndarray) -> dict[str, Any]:
         """What the vocabulary is to record, from moments float64 (dense, 3) of all counted rows."""

@@ -69,9 +69,8 @@ class ParsedRows(NamedTuple):
         return Tokens(self.tokens[feature], self.missing, DENSE_FEATURES + feature)
 
     def tally(self, into: Tally) -> None:
-        """Count labels and missing fields."""
-        into.positives += int(self.label.sum())
-        count_missing(self.missing, into.missing)
+        """Count labels, missing fields and the largest integers."""
+        into.positives += tally(self, into.missing, into.largest)
 
     def counted(self, into: Tally) -> ParsedRows:
         """All of them."""
@@ -89,13 +88,18 @@ def room_for(rows: int) -> ParsedRows:
 
 
 @njit(cache=True, nogil=True)
+def logarithm(value: Integer) -> np.float32:
+    """The dense value ln(1 + x) of an integer x >= 0."""
+    return LOGARITHMS[value] if value < LOGARITHMS.size else np.float32(np.log1p(np.float64(value)))
+
+
+@njit(cache=True, nogil=True)
 def logarithms(integers: np.ndarray) -> np.ndarray:
-    """The dense values float32 ln(1 + x) of integers int64 x >= 0, same shape (rows, features)."""
+    """The dense values float32 of integers int64, same shape (rows, features)."""
     out = np.empty(integers.shape, dtype=np.float32)
     for row in range(integers.shape[0]):
         for f in range(integers.shape[1]):
-            x = integers[row, f]
-            out[row, f] = LOGARITHMS[x] if x < LOGARITHMS.size else np.float32(np.log1p(np.float64(x)))
+            out[row, f] = logarithm(integers[row, f])
     return out
 
 
@@ -186,10 +190,19 @@ def parse(text: np.ndarray, at: Integer, row: int, labelled: bool, out: ParsedRo
 
 
 @njit(cache=True, nogil=True)
-def count_missing(missing: np.ndarray, counts: np.ndarray) -> None:
-    """Add to ``counts`` int64 (39,) how often each field was missing, by ``ParsedRows.missing``."""
+def tally(rows: ParsedRows, missing: np.ndarray, largest: np.ndarray) -> int:
+    """Add to ``missing`` int64 (39,) how often each field was missing and to ``largest`` int64 (13,) the largest
+    integers; returns how many labels are 1."""
     for field in range(DENSE_FEATURES + SPARSE_FEATURES):
         times = 0
-        for absent in missing:
+        for absent in rows.missing:
             times += (absent >> field) & 1
-        counts[field] += times
+        missing[field] += times
+    for row in range(rows.missing.size):
+        for field in range(DENSE_FEATURES):
+            if rows.integers[row, field] > largest[field]:  # rarely true: cheaper than a store each time
+                largest[field] = rows.integers[row, field]
+    positives = 0
+    for label in rows.label:
+        positives += label
+    return positives

@@ -89,7 +89,7 @@ class Collector:
         keys = array("keys", (rows, len(features.keyed)), np.int64)
         dense = array("dense", (rows, len(features.dense)), np.float32)
         label = array("label", (rows,), np.uint8)
-        unpack(packed, order, self._wide, (ids, keys, dense, label))
+        unpack(packed, order, self._wide, (ids, keys, dense, label), self._of.packs_floats)
         lists = self._lists(target.index, order, ids[:, with_ids:]) if features.lists else None
         found = label if self._labelled else None
         return Columns(np.ascontiguousarray(ids[:, :with_ids]), dense, found, lists, keys if features.keyed else None)

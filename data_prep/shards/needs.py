@@ -55,16 +55,21 @@ def list_id_bytes(features: Features) -> int:
 
 
 def shard_row_bytes(features: Features) -> int:
-    """Bytes of a row in a shard, and the most of a packed one, without the ids of lists."""
+    """Bytes of a row in a shard, without the ids of lists."""
     wide = len(features.keyed) + len(features.lists)
     return 4 * (len(features.sparse) + wide + len(features.dense)) + 1
+
+
+def most_packed_bytes(features: Features) -> int:
+    """The most bytes of a packed row, without the ids of lists: integers take up to 8."""
+    return shard_row_bytes(features) + 4 * len(features.dense)
 
 
 def memory_bound(options: PrepareOptions, rows: int, features: Features, *, counting: bool) -> int:
     """The maximum of private bytes per rank in either pass, assuming the shortest possible rows; ``counting`` tokens.
     Ordering a vocabulary has a separate bound.
     """
-    row, tables = shard_row_bytes(features), options.table_bytes * counting
+    row, tables = most_packed_bytes(features), options.table_bytes * counting
     piece = options.piece_bytes // (len(features.dense) + len(features.sparse)) * (row + 16)
     if features.lists:  # an id takes two bytes of text at least, and four twice in memory
         piece += 4 * options.piece_bytes

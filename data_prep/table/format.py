@@ -34,6 +34,7 @@ class TableFormat(RowFormat):
     """A table, in text or Parquet, as a schema describes it."""
 
     token_type = np.uint64
+    packs_floats = True
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
         self.schema = schema
@@ -147,8 +148,12 @@ class TableFormat(RowFormat):
             if column.transform == "none" and most >= UNSCALED
         ]
 
-    def dense_values(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
-        """The values after their transforms."""
+    def largest_packed(self, largest: np.ndarray) -> list[int]:
+        """All bits of float32."""
+        return [2**32 - 1] * len(self.features.dense)
+
+    def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
+        """The bits of float32 values after their transforms."""
         assert isinstance(rows, TableRows)
         out = np.empty((rows.rows, len(rows.dense)), dtype=np.float32)
         for f, column in enumerate(self.schema.dense.values()):
@@ -161,4 +166,4 @@ class TableFormat(RowFormat):
                 mean, deviation = fitted["scale"][f]
                 values = (values - mean) / deviation
             _put(values, out[:, f])
-        return out
+        return out.view(np.uint32).astype(np.int64)
