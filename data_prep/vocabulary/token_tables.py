@@ -37,7 +37,7 @@ def home_slot(token: Integer, factor: np.uint64, slots: Integer) -> Integer:
 def slot_of(token: Integer, factor: np.uint64, table: np.ndarray) -> Integer:
     """The slot of a token, or the free one where it belongs."""
     slot = home_slot(token, factor, table.shape[0])
-    while table[slot, 1] != 0 and table[slot, 0] != token:
+    while table[slot, 0] != token and table[slot, 1] != 0:  # a free slot may pass for that of token 0: it belongs there
         slot = slot + 1 if slot + 1 < table.shape[0] else 0
     return slot
 
