@@ -108,7 +108,7 @@ def test_a_run_file_without_data_is_told_the_shortest_one(tmp_path, text):
 def test_a_schema_is_no_run_file(tmp_path):
     path = tmp_path / "schema.toml"
     path.write_text('label = "click"\n[dense]\nage = "log1p"\n[categorical]\nuser = "integer"\n')
-    with pytest.raises(SettingsError, match=r"a schema of a table, which 'ssmpi-prepare table .*data\.folder"):
+    with pytest.raises(SettingsError, match=r"a schema of a table, which 'ssmpi-prepare table' reads.*data\.folder"):
         load(path)
 
 
