@@ -64,8 +64,6 @@ def tagged(draw, rounded=False, shares=(0.0, 0.5, 0.9)):
     network = with_top_k(network, [f"{name}: {draw(st.sampled_from(shares))}" for name in behind])
     for operator in network.operators:
         places = ["home", *map(str, range(group))]
-        if isinstance(operator, Linear) and operator.outputs >= group:
-            places += ["columns"] * group
         rounding = " bf16" if rounded and draw(st.booleans()) else ""
         rules.append(f"{operator.name}: {draw(st.sampled_from(places))}{rounding}")
     return network, places_of(rules, network, group)

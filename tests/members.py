@@ -96,7 +96,7 @@ class Group:
         views = dict(by_name(self.network.layout, found))
         for replica, vector in zip(self.replicas, vectors, strict=True):
             for name, values in by_name(replica.owned.layout, vector):
-                replica.owned.rows_of(name, views[name])[...] = values
+                views[name][...] = values
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""A small network whose parameters several members of a group own: whole ones, or rows of them."""
+"""A small network whose parameters several members of a group own."""
 
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
@@ -9,24 +9,13 @@ NETWORK = network_of(ModelOptions(bottom=(8, 4), top=(6, 1)), Inputs(13, 26, 4))
 WHOLE = OwnedParameters(NETWORK)
 
 
-def owners(*shares):
-    """What each member owns, given the rows that each has by parameter."""
-    return tuple(OwnedParameters(NETWORK, rows) for rows in shares)
-
-
-def halves(name):
-    """A parameter's rows in two unequal shares."""
-    rows = dict(NETWORK.layout)[name][0]
-    return slice(0, rows // 3), slice(rows // 3, rows)
-
-
 NAMES = [name for name, _ in NETWORK.layout]
-CUT = {name: halves(name) for name in NAMES if name.startswith("top.0.")}
-BY_LAYER = owners({name: slice(None) for name in NAMES[:4]}, {name: slice(None) for name in NAMES[4:]})
-BY_ROWS = owners(
-    *(
-        {name: slice(None) for name in NAMES[member::2] if name not in CUT}
-        | {name: cut[member] for name, cut in CUT.items()}
-        for member in (0, 1)
-    )
-)
+
+
+def owners(*names):
+    """What each member owns."""
+    return tuple(OwnedParameters(NETWORK, frozenset(each)) for each in names)
+
+
+BY_LAYER = owners(NAMES[:4], NAMES[4:])
+IN_TURN = owners(NAMES[::2], NAMES[1::2])

@@ -59,7 +59,7 @@ def cost(share: float, turns: list[np.ndarray]) -> SelectionCost:
     ]
     seconds = np.array([[timed(body, x) for body in bodies] for x in (turns[0], *turns)])[1:]  # the first compiles
     forward, backward, partition = (1e6 * np.median(seconds, axis=0) / PIECE).tolist()
-    edges = [Edge("x", slice(0, WIDTH), 0, 1, half, gradient=True, kept=kept) for half in (False, True)]
+    edges = [Edge("x", WIDTH, 0, 1, half, gradient=True, kept=kept) for half in (False, True)]
     dense, half = (edge.message + edge.back for edge in edges)
     return SelectionCost(
         share=share, kept=kept, forward_us=forward, backward_us=backward, partition_us=partition, bytes=dense,

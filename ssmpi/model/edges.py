@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-BYTES, WORDS, BITMAP = range(3)  # how places are written: 8 bits each, 16 bits each, or a bit for each column
+BYTES, WORDS, BITMAP = range(3)  # how places are written: 8 bits each, 16 bits each, or a bit for each value
 
 
 def coding(width: int, kept: int) -> int:
-    """The shortest way to write ``kept`` places among ``width`` columns."""
+    """The shortest way to write ``kept`` places among ``width`` values."""
     if width <= 1 << 8:
         return BYTES
     return WORDS if width <= 1 << 16 and 2 * kept <= (width + 7) // 8 else BITMAP
@@ -17,24 +17,19 @@ def coding(width: int, kept: int) -> int:
 
 @dataclass(frozen=True)
 class Edge:
-    """``columns`` of a ``value`` go from member ``source`` to member ``reader``, once for each piece of a batch; with
-    ``gradient`` theirs comes back. ``bf16``: both are rounded to bfloat16. Of what a ``TopK`` has computed go the
-    values that it has ``kept``, so many an example, and their places, and the gradients at these places come back; 0
-    where all columns go, which may be shorter.
+    """A ``value``, ``width`` numbers an example, goes from member ``source`` to member ``reader``, once for each piece
+    of a batch; with ``gradient`` its gradient comes back. ``bf16``: both are rounded to bfloat16. Of what a ``TopK``
+    has computed go the values that it has ``kept``, so many an example, and their places, and the gradients at these
+    places come back; 0 where the whole value goes, which may be shorter.
     """
 
     value: str
-    columns: slice
+    width: int
     source: int
     reader: int
     bf16: bool
     gradient: bool
     kept: int = 0
-
-    @property
-    def width(self) -> int:
-        """Numbers an example."""
-        return self.columns.stop - self.columns.start
 
     @property
     def message(self) -> int:
@@ -77,20 +72,12 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """A value ``width`` floats wide, put together from ``edges`` and, if this member computed some of its columns
-    itself, from its own value ``own``, which begins at column ``first``.
-    """
+    """The value ``name``, ``width`` floats an example, arrives by the edge of that number."""
 
     name: str
     width: int
-    edges: tuple[int, ...]
-    own: str = ""
-    first: int = 0
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """What it reads here."""
-        return (self.own,) if self.own else ()
+    edge: int
+    inputs: ClassVar[tuple[str, ...]] = ()  # it reads nothing here
 
 
 class Mailbox(NamedTuple):

@@ -22,9 +22,7 @@ class HierarchyOptions:
     tags: tuple[str, ...] = ()
     """Ordered rules that say where each operator is computed, such as ``"top.*: 1"``."""
     plan: str = ""
-    """Plan that derives the rules from the network instead: ``data`` (used if neither is set), ``columns`` or
-    ``stages``.
-    """
+    """Plan that derives the rules from the network instead: ``data`` (used if neither is set) or ``stages``."""
     homes: Literal["all", "first"] = "all"
     """Members that read batches: ``all``, or the ``first`` of each group."""
     transport: Literal["auto", "messages"] = "auto"

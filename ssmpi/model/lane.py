@@ -172,7 +172,7 @@ def _take_weights(args: np.ndarray, helpers: np.ndarray) -> None:
     weights, mail = array_at(args, WEIGHTS, np.float32), mail_of(args)
     for begin, place, size in helpers:
         if size:
-            receive(mail, begin + 2, weights[place:], 1, size, size, False, False)
+            receive(mail, begin + 2, weights[place:], size, False, False)
 
 
 @njit(cache=True, nogil=True)
@@ -181,7 +181,7 @@ def _begin_step(args: np.ndarray, helpers: np.ndarray, examples: int) -> None:
     _take_weights(args, helpers)
     mail, number = mail_of(args), np.full(1, examples, np.int64)
     for begin, _, _ in helpers:
-        send(mail, begin, number.view(np.float32), 1, FACTOR, FACTOR, False)
+        send(mail, begin, number.view(np.float32), FACTOR, False)
 
 
 @njit(cache=True, nogil=True)
@@ -201,7 +201,7 @@ def _send_gradients(args: np.ndarray, helpers: np.ndarray, owned: int, factor: f
     words = np.full(1, factor, np.float64).view(np.float32)
     for begin, place, size in helpers:
         kernels.copy(words, gradients[place + size :])
-        send(mail, begin + 1, gradients[place:], 1, size + FACTOR, size + FACTOR, False)
+        send(mail, begin + 1, gradients[place:], size + FACTOR, False)
 
 
 @njit(cache=True, nogil=True)
@@ -221,7 +221,7 @@ def _await_batch(args: np.ndarray, begin: int) -> int:
     """The size of the next batch; CLOSE also if a message has failed."""
     mail, number = mail_of(args), np.full(1, CLOSE, np.int64)
     patient = Mail(mail.addresses, mail.failed, 0)
-    receive(patient, begin, number.view(np.float32), 1, FACTOR, FACTOR, False, False)
+    receive(patient, begin, number.view(np.float32), FACTOR, False, False)
     count: int = number[0]
     return count
 
@@ -230,7 +230,7 @@ def _await_batch(args: np.ndarray, begin: int) -> int:
 def _take_gradients(args: np.ndarray, begin: int, lent: np.ndarray, message: np.ndarray) -> float:
     """Take STEP: gradients of ``lent`` parameters, and the rate's factor."""
     gradients, mail = array_at(args, GRADIENTS, np.float32), mail_of(args)
-    receive(mail, begin + 1, message, 1, message.size, message.size, False, False)
+    receive(mail, begin + 1, message, message.size, False, False)
     place, factor = 0, np.empty(1, np.float64)
     for first, size in lent:
         kernels.copy(message[place : place + size], gradients[first:])
@@ -245,10 +245,10 @@ def _send_weights(args: np.ndarray, begin: int, lent: np.ndarray, message: np.nd
     """Send the home what it computes with of this member's parameters, if there are any."""
     weights, mail, size = array_at(args, WEIGHTS, np.float32), mail_of(args), message.size - FACTOR
     if len(lent) == 1:
-        send(mail, begin + 2, weights[lent[0, 0] :], 1, size, size, False)
+        send(mail, begin + 2, weights[lent[0, 0] :], size, False)
     elif size:
         place = 0
         for first, some in lent:
             kernels.copy(weights[first : first + some], message[place:])
             place += some
-        send(mail, begin + 2, message, 1, size, size, False)
+        send(mail, begin + 2, message, size, False)

@@ -62,21 +62,19 @@ class Mail(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def send(mail: Mail, number: int, values: np.ndarray, rows: int, width: int, across: int, half: bool) -> None:
+def send(mail: Mail, number: int, values: np.ndarray, count: int, half: bool) -> None:
     """``post`` to the mailbox of that ``number``."""
     if mail.failed[CODE] == DONE:
         mail.failed[NUMBER] = number
-        mail.failed[CODE] = post(mail.addresses[number], values, rows, width, across, half, mail.limit)
+        mail.failed[CODE] = post(mail.addresses[number], values, count, half, mail.limit)
 
 
 @njit(cache=True, nogil=True)
-def receive(
-    mail: Mail, number: int, values: np.ndarray, rows: int, width: int, across: int, half: bool, add: bool
-) -> None:  # fmt: skip
+def receive(mail: Mail, number: int, values: np.ndarray, count: int, half: bool, add: bool) -> None:
     """``take`` from the mailbox of that ``number``."""
     if mail.failed[CODE] == DONE:
         mail.failed[NUMBER] = number
-        mail.failed[CODE] = take(mail.addresses[number], values, rows, width, across, half, add, mail.limit)
+        mail.failed[CODE] = take(mail.addresses[number], values, count, half, add, mail.limit)
 
 
 @njit(cache=True, nogil=True)
@@ -116,9 +114,9 @@ def forward(mail: Mail, row: np.ndarray, n: int, x: np.ndarray, values: np.ndarr
     """Execute one instruction ``row`` on ``n`` examples, from its input ``x`` or to its output; all are flat."""
     kind, k, m, half = row[KIND], row[INPUTS], row[OUTPUTS], row[FLAGS] & HALF != 0
     if kind == SEND:
-        send(mail, row[THERE], x, 1, n * k, n * k, half)
+        send(mail, row[THERE], x, n * k, half)
     elif kind == RECEIVE:
-        receive(mail, row[THERE], out[row[DETAIL] :], n, k, m, half, False)
+        receive(mail, row[THERE], out, n * m, half, False)
     elif kind == SEND_KEPT:
         send_kept(mail, row[THERE], x, _places(values, n, row[DETAIL], m), (n, k, m), half, True)
     else:
@@ -132,9 +130,9 @@ def backward(mail: Mail, row: np.ndarray, n: int, values: np.ndarray, by_x: np.n
     add = row[FLAGS] & ADD_A != 0
     if row[FLAGS] & BY_A:
         if kind == SEND:
-            receive(mail, row[BACK], by_x, 1, n * k, n * k, half, add)
+            receive(mail, row[BACK], by_x, n * k, half, add)
         elif kind == RECEIVE:
-            send(mail, row[BACK], by_out[row[DETAIL] :], n, k, m, half)
+            send(mail, row[BACK], by_out, n * m, half)
         elif kind == SEND_KEPT:
             receive_back(mail, row[BACK], by_x, _places(values, n, row[DETAIL], m), (n, k, m), half, add)
         else:

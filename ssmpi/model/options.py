@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
 from ssmpi.runtime import optimizer_options
@@ -47,23 +47,16 @@ class DeepFMOptions:
 
 
 @dataclass(frozen=True)
-class DLRMTowersOptions:
-    """The ``[model.dlrm_towers]`` section, for ``model.name = "dlrm_towers"``."""
-
-    towers: int = 2
-    """Number of towers, one for each member of a group."""
-
-    def __post_init__(self) -> None:
-        within("towers", self.towers, 2, 1000)
-
-
-@dataclass(frozen=True)
 class ModelOptions:
     """The ``[model]`` section: the network. The defaults are the Kaggle sizes of facebookresearch/dlrm."""
 
+    REMOVED: ClassVar = {
+        "dlrm_towers": ({"towers": 2}, "a network of towers is a function of your own: model.name = 'FILE.py:FUNCTION'")
+    }
+
     name: str = "dlrm"
-    """``dlrm``, ``dlrm_towers``, ``dcn_v2``, ``deepfm``, ``logistic``, or ``FILE.py:FUNCTION``, a network of your own
-    in a file beside the run file.
+    """``dlrm``, ``dcn_v2``, ``deepfm``, ``logistic``, or ``FILE.py:FUNCTION``, a network of your own in a file beside
+    the run file.
     """
     precision: str = "fp32"
     """Precision of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state, rows and scores are
@@ -90,7 +83,6 @@ class ModelOptions:
 
     dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
     deepfm: DeepFMOptions = field(default_factory=DeepFMOptions)
-    dlrm_towers: DLRMTowersOptions = field(default_factory=DLRMTowersOptions)
 
     def __post_init__(self) -> None:
         require(self.precision in ("fp32", "bf16"), f"precision is 'fp32' or 'bf16', got {self.precision!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -27,12 +27,11 @@ def by_name(layout: Sequence[Parameter], vector: np.ndarray) -> list[tuple[str, 
 @dataclass(frozen=True)
 class OwnedParameters:
     """The parameters of ``network`` that a rank steps, saves and exchanges, by default all; its vector holds them in
-    the network's order. ``rows`` gives, by parameter, the slice of its first axis (the outputs of a layer) that it
-    owns.
+    the network's order. ``names`` are those of its parameters.
     """
 
     network: Network
-    rows: Mapping[str, slice] | None = None
+    names: Set[str] | None = None
 
     @cached_property
     def layout(self) -> list[Parameter]:
@@ -53,28 +52,21 @@ class OwnedParameters:
     def of(self, whole: np.ndarray) -> np.ndarray:
         """A copy of what is owned of a vector of the whole network."""
         found = by_name(self.network.layout, whole)
-        kept = [self.rows_of(name, values).ravel() for name, values in found if name in self.spans]
+        kept = [values.ravel() for name, values in found if self.has(name)]
         return np.concatenate(kept) if kept else np.empty(0, whole.dtype)
 
     def within(self, vector: np.ndarray) -> np.ndarray:
         """A vector of the whole network, float32, with this ``vector`` of what is owned in it, and zeros elsewhere."""
         whole = np.zeros(self.network.parameters, np.float32)
         found = by_name(self.network.layout, whole)
-        owned = (self.rows_of(name, values) for name, values in found if name in self.spans)
+        owned = (values for name, values in found if self.has(name))
         for target, (_, values) in zip(owned, by_name(self.layout, vector), strict=True):
             target[...] = values
         return whole
 
-    @cached_property
-    def spans(self) -> dict[str, tuple[int, int]]:
-        """The first row and the end of what is owned of each parameter."""
-        rows = {name: slice(None) for name, _ in self.network.layout} if self.rows is None else self.rows
-        return {name: rows[name].indices(shape[0])[:2] for name, shape in self.network.layout if name in rows}
-
-    def rows_of(self, name: str, values: np.ndarray) -> np.ndarray:
-        """The owned rows of a whole parameter: a view."""
-        return values[slice(*self.spans[name])]
+    def has(self, name: str) -> bool:
+        """Whether it owns this parameter."""
+        return self.names is None or name in self.names
 
     def _owned(self, layout: Sequence[Parameter]) -> list[Parameter]:
-        kept = [(name, shape, self.spans[name]) for name, shape in layout if name in self.spans]
-        return [(name, (stop - start, *shape[1:])) for name, shape, (start, stop) in kept]
+        return [parameter for parameter in layout if self.has(parameter[0])]

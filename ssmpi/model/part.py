@@ -10,14 +10,14 @@ and each ``Send`` adds the gradient of what it sent to that of its own readers, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ssmpi.model.edges import Edge, Mailbox, Receive, Send
-from ssmpi.model.network import DENSE, Inputs, Linear, Network, Operator, Parameter, floats_in
+from ssmpi.model.network import DENSE, Inputs, Network, Operator, Parameter, floats_in
 from ssmpi.model.parameters import OwnedParameters
-from ssmpi.model.places import Places, Shares
+from ssmpi.model.places import Places
 from ssmpi.model.top_k import TopK
 from ssmpi.runtime.errors import SettingsError
 
@@ -126,70 +126,62 @@ def whole(network: Network) -> Part:
 
 def transform(network: Network, places: Places, member: int, home: int) -> Part:
     """What ``member`` computes for the lanes of ``home``."""
-    shares = _shares(network, places, home)
-    edges, owners = _edges(network, places, shares, home), owned_rows(network, places)
+    sources = _sources(network, places, home)
+    edges, owners = _edges(network, places, sources, home), owned_names(network, places)
     return Part(
         network=network, group=places.group, member=member, home=home, edges=edges,
-        operators=tuple(_Cut(network, shares, edges, member, home).operators()),
+        operators=tuple(_items(network, sources, edges, member, home)),
         owned=OwnedParameters(network, owners[member]), lent=_lent(network, places, owners, home),
     )  # fmt: skip
 
 
-def owned_rows(network: Network, places: Places) -> list[dict[str, slice]]:
-    """By member, the rows of every parameter that it owns: of operators at members, where they are used; of those at
-    home, whole parameters, the largest first, each to the member that owns least.
+def owned_names(network: Network, places: Places) -> list[set[str]]:
+    """By member, the names of the parameters that it owns: of operators at members, where they are used; of those at
+    home the largest first, each to the member that owns least.
     """
-    owned: list[dict[str, slice]] = [{} for _ in range(places.group)]
+    owned: list[set[str]] = [set() for _ in range(places.group)]
     dealt: list[Parameter] = []
     for name, form in network.forms.items():
         if places.of[name].dealt:
             dealt += form.parameters
-            continue
-        for member, columns in places.of[name].shares(form.width, places.group, 0).items():
-            split = columns != slice(0, form.width)
-            owned[member] |= {key: columns if split else slice(0, shape[0]) for key, shape in form.parameters}
-    loads = [floats_in(OwnedParameters(network, rows).layout) for rows in owned]
+        else:
+            owned[places.of[name].member(0)] |= {parameter for parameter, _ in form.parameters}
+    loads = [floats_in(OwnedParameters(network, names).layout) for names in owned]
     for parameter in sorted(dealt, key=lambda each: -floats_in([each])):
         least = loads.index(min(loads))
         loads[least] += floats_in([parameter])
-        name, shape = parameter
-        owned[least][name] = slice(0, shape[0])
+        owned[least].add(parameter[0])
     return owned
 
 
 def check_owners(network: Network, places: Places) -> None:
     """SettingsError unless every member owns some parameters: otherwise it has no part in rounds."""
-    for member, rows in enumerate(owned_rows(network, places)):
-        if not rows:
+    for member, names in enumerate(owned_names(network, places)):
+        if not names:
             raise SettingsError(
                 f"member {member} of {places.group} would own no parameters: give it an operator that has some, or "
                 "lower topology.group"
             )
 
 
-def _shares(network: Network, places: Places, home: int) -> dict[str, Shares]:
-    """Who has which columns of every value when it is computed, in the order of computation."""
-    inputs = {name: {home: slice(0, width)} for name, width in network.inputs.widths().items()}
-    return inputs | {
-        name: places.of[name].shares(form.width, places.group, home) for name, form in network.forms.items()
-    }
+def _sources(network: Network, places: Places, home: int) -> dict[str, int]:
+    """Who computes every value, in the order of computation; the home has the inputs."""
+    return dict.fromkeys(network.inputs.widths(), home) | {name: places.of[name].member(home) for name in network.forms}
 
 
-def _edges(network: Network, places: Places, shares: Mapping[str, Shares], home: int) -> tuple[Edge, ...]:
-    """One for each value, piece of it and member that reads it; the loss reads the last value, at home. What a ``TopK``
-    has computed goes as what it has kept, if that is shorter.
+def _edges(network: Network, places: Places, sources: Mapping[str, int], home: int) -> tuple[Edge, ...]:
+    """One for each value and member that reads it from elsewhere; the loss reads the last value, at home. What a
+    ``TopK`` has computed goes as what it has kept, if that is shorter.
     """
     readers = defaultdict[str, set[int]](set, {network.operators[-1].name: {home}})
     for operator in network.operators:
         for name in operator.inputs:
-            readers[name] |= shares[operator.name].keys()
+            readers[name].add(sources[operator.name])
     kept = {each.name: each.kept(network.widths[each.name]) for each in network.operators if isinstance(each, TopK)}
     edges = (
-        Edge(name, columns, source, reader, bf16=name in places.rounded, gradient=name != DENSE)
-        for name, pieces in shares.items()
-        for reader in sorted(readers[name])
-        for source, columns in sorted(pieces.items())
-        if source != reader
+        Edge(name, network.widths[name], source, reader, bf16=name in places.rounded, gradient=name != DENSE)
+        for name, source in sources.items()
+        for reader in sorted(readers[name] - {source})
     )
     return tuple(
         min((edge, replace(edge, kept=kept.get(edge.value, 0))), key=lambda each: each.message + each.back)
@@ -197,68 +189,43 @@ def _edges(network: Network, places: Places, shares: Mapping[str, Shares], home:
     )
 
 
-def _lent(
-    network: Network, places: Places, owners: Sequence[Mapping[str, slice]], home: int
-) -> dict[int, list[Parameter]]:
+def _lent(network: Network, places: Places, owners: Sequence[Container[str]], home: int) -> dict[int, list[Parameter]]:
     """The parameters of operators at home that other members own, by owner."""
     used = [each for name, form in network.forms.items() if places.of[name].dealt for each in form.parameters]
     found = {
-        member: [parameter for parameter in used if parameter[0] in rows]
-        for member, rows in enumerate(owners)
+        member: [parameter for parameter in used if parameter[0] in names]
+        for member, names in enumerate(owners)
         if member != home
     }
     return {member: parameters for member, parameters in found.items() if parameters}
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """A member's share of a network, given everyone's ``shares`` of values and all ``edges``."""
+def _items(
+    network: Network, sources: Mapping[str, int], edges: Sequence[Edge], member: int, home: int
+) -> Iterator[Item]:
+    """What a member computes, sends and receives, in the network's order."""
+    here = {name for name, source in sources.items() if source == member}
 
-    network: Network
-    shares: Mapping[str, Shares]
-    edges: Sequence[Edge]
-    member: int
-    home: int
+    def sent(value: str) -> Iterator[Send]:
+        return (Send(value, n) for n, edge in enumerate(edges) if (edge.value, edge.source) == (value, member))
 
-    def operators(self) -> Iterator[Item]:
-        """In the network's order."""
-        names: dict[str, str] = {}  # of values that this member has whole
-        for name in self.network.inputs.widths():
-            yield from self._sent(name)
-        for operator in self.network.operators:
-            if self.member not in self.shares[operator.name]:
-                continue
+    def received(value: str) -> Iterator[Receive]:
+        """Before its first reader."""
+        if value not in here:
+            here.add(value)
+            number = next(n for n, edge in enumerate(edges) if (edge.value, edge.reader) == (value, member))
+            yield Receive(value, network.widths[value], number)
+
+    for name in network.inputs.widths():
+        yield from sent(name)
+    for operator in network.operators:
+        if sources[operator.name] == member:
             for value in operator.inputs:
-                yield from self._gathered(value, names)
-            yield self._share_of(operator, tuple(names[value] for value in operator.inputs))
-            yield from self._sent(operator.name)
-        if self.member == self.home:
-            yield from self._gathered(self.network.operators[-1].name, names)
-
-    def _sent(self, value: str) -> Iterator[Send]:
-        """What leaves of a value that has just been computed."""
-        return (
-            Send(value, n) for n, edge in enumerate(self.edges) if (edge.value, edge.source) == (value, self.member)
-        )
-
-    def _gathered(self, value: str, names: dict[str, str]) -> Iterator[Receive]:
-        """What puts a value together here before its first reader, if it was not computed here as a whole."""
-        if value in names:
-            return
-        numbers = tuple(n for n, e in enumerate(self.edges) if (e.value, e.reader) == (value, self.member))
-        own = self.shares[value].get(self.member)
-        names[value] = f"{value} (whole)" if own and numbers else value
-        if numbers:
-            width = self.network.widths[value]
-            yield Receive(names[value], width, numbers, *((value, own.start) if own else ()))
-
-    def _share_of(self, operator: Operator, inputs: tuple[str, ...]) -> Operator:
-        """The operator as it is computed here."""
-        columns = self.shares[operator.name][self.member]
-        if columns == slice(0, self.network.widths[operator.name]):
-            return operator if inputs == operator.inputs else replace(operator, inputs=inputs)
-        assert isinstance(operator, Linear), "only linear layers are split"
-        return replace(operator, inputs=inputs, outputs=columns.stop - columns.start)
+                yield from received(value)
+            yield operator
+            yield from sent(operator.name)
+    if member == home:
+        yield from received(network.operators[-1].name)
 
 
 def bytes_of_step(network: Network, places: Places, examples: int, homes: Sequence[int]) -> float:

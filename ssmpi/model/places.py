@@ -14,13 +14,10 @@ from functools import cache
 from typing import ClassVar, NamedTuple
 
 from ssmpi.model import custom_code
-from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Linear, Network, Operator
+from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Network, Operator
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.settings import suggestion
 
-Shares = dict[int, slice]  # which of a value's columns a member computes, by member, in order
-
-WIDE = 256  # outputs of a layer that the plan ``columns`` splits
 NEAR = 1.1  # times the busiest stage of the best balance: among such cuts ``stages`` takes the narrowest
 ROUNDED = "bf16"
 
@@ -37,11 +34,11 @@ class Place(ABC):
         """The place that a rule calls ``word``, if it is of this kind."""
 
     @abstractmethod
-    def shares(self, outputs: int, group: int, home: int) -> Shares:
-        """Who computes which of an operator's ``outputs`` for the lanes of ``home``."""
+    def member(self, home: int) -> int:
+        """Who computes the operator for the lanes of ``home``."""
 
-    def misfit(self, operator: Operator, outputs: int, group: int) -> str:
-        """Why the operator cannot be here, and the remedy; empty if it can."""
+    def misfit(self, group: int) -> str:
+        """Why no operator of a group of this size can be here, and the remedy; empty if it can."""
         return ""
 
     def __str__(self) -> str:
@@ -58,9 +55,9 @@ class AtHome(Place):
         """``home``."""
         return cls() if word == cls.written else None
 
-    def shares(self, outputs: int, group: int, home: int) -> Shares:
-        """All at home."""
-        return {home: slice(0, outputs)}
+    def member(self, home: int) -> int:
+        """The home."""
+        return home
 
 
 @dataclass(frozen=True)
@@ -78,37 +75,15 @@ class AtMember(Place):
         """A number."""
         return cls(int(word)) if word.isdecimal() else None
 
-    def shares(self, outputs: int, group: int, home: int) -> Shares:
-        """All at that member."""
-        return {self.number: slice(0, outputs)}
+    def member(self, home: int) -> int:
+        """That member."""
+        return self.number
 
-    def misfit(self, operator: Operator, outputs: int, group: int) -> str:
+    def misfit(self, group: int) -> str:
         """Members are numbered from 0."""
         if self.number < group:
             return ""
         return f"topology.group = {group} has members 0 to {group - 1}: name one of them"
-
-
-class Columns(Place):
-    """Every member computes a contiguous share of a linear layer's outputs, as equal as possible, for all lanes."""
-
-    written = "columns"
-
-    @classmethod
-    def named(cls, word: str) -> Columns | None:
-        """``columns``."""
-        return cls() if word == cls.written else None
-
-    def shares(self, outputs: int, group: int, home: int) -> Shares:
-        """All members', in order."""
-        return {k: slice(k * outputs // group, (k + 1) * outputs // group) for k in range(group)}
-
-    def misfit(self, operator: Operator, outputs: int, group: int) -> str:
-        """Only linear layers, and only wide enough ones."""
-        remedy = "put it at home or at a member by a rule before this one"
-        if not isinstance(operator, Linear):
-            return f"only the outputs of a Linear can be split, this is a {type(operator).__name__}: {remedy}"
-        return f"it has fewer columns ({outputs}) than the group has members ({group}): {remedy}" * (outputs < group)
 
 
 class Rule(NamedTuple):
@@ -163,7 +138,7 @@ def places_of(texts: Sequence[str], network: Network, group: int) -> Places:
     used, of, rounded = set[str](), dict[str, Place](), set[str]()
     for operator in network.operators:
         rule = _first(rules, network, operator)
-        if why := rule.place.misfit(operator, network.widths[operator.name], group):
+        if why := rule.place.misfit(group):
             raise SettingsError(f"rule {rule.text!r}: operator {operator.name!r}: {why}")
         used.add(rule.text)
         of[operator.name] = rule.place
@@ -191,13 +166,6 @@ def data(network: Network, group: int) -> list[str]:
     return ["*: home"]
 
 
-def columns(network: Network, group: int) -> list[str]:
-    """Wide linear layers by columns, the rest at home."""
-    least = max(WIDE, group)
-    wide = [op.name for op in network.operators if isinstance(op, Linear) and op.outputs >= least]
-    return [*(f"{glob.escape(name)}: columns" for name in wide), "*: home"]
-
-
 def stages(network: Network, group: int) -> list[str]:
     """Consecutive operators at one member each, such that the busiest has as few products as possible; among cuts that
     nearly do, those that the fewest floats cross. Operators without parameters go with those before them, or stay at
@@ -220,7 +188,7 @@ def stages(network: Network, group: int) -> list[str]:
     ]
 
 
-PLANS: dict[str, Callable[[Network, int], list[str]]] = {"data": data, "columns": columns, "stages": stages}
+PLANS: dict[str, Callable[[Network, int], list[str]]] = {"data": data, "stages": stages}
 
 
 def _units(network: Network) -> Iterator[list[Operator]]:

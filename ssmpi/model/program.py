@@ -41,7 +41,7 @@ LINEAR, INTERACTION, COPY, TOP_K, THRESHOLD, GATE, ADD, TAKE, ADD_SUMS, SCALE, M
 SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT, SLICE = range(11, 16)
 
 # Columns. A, B and C are the places of inputs. DETAIL depends on the kind: the tables (INTERACTION), the first
-# column of the output (COPY, RECEIVE), whether to accumulate (ADD), the floats of a vector (SCALE, MACHINE), the first
+# column of the output (COPY), whether to accumulate (ADD), the floats of a vector (SCALE, MACHINE), the first
 # column to take (SLICE) or that of each row (TAKE; BIAS is then the width of a row), the place of the weight's copies
 # (LINEAR), where the places of an example's kept values are, as int32 (TOP_K, SEND_KEPT, RECEIVE_KEPT), or the
 # threshold is (THRESHOLD).
@@ -89,8 +89,8 @@ class Program:
         for item in part.operators:
             if isinstance(item, (TopK, Threshold)):
                 self._reserve(f"{item.name}.kept", item.kept(part.widths[item.name]) if isinstance(item, TopK) else 1)
-            elif isinstance(item, Receive) and part.edges[item.edges[0]].kept:
-                self._reserve(f"{item.name}.kept", part.edges[item.edges[0]].kept)
+            elif isinstance(item, Receive) and part.edges[item.edge].kept:
+                self._reserve(f"{item.name}.kept", part.edges[item.edge].kept)
         starts = itertools.accumulate((floats_in([each]) for each in part.layout), initial=0)
         self._starts = dict(zip((name for name, _ in part.layout), starts, strict=False))
         instructions = [*self._taken_rows(), *(row for item in part.operators for row in self._of(item))]
@@ -124,7 +124,7 @@ class Program:
         width, out = self.part.widths[item.name], self.places[item.name]
         match item:
             case Receive():
-                yield from self._received(item, out)
+                yield self._received(item, out)
             case Linear():
                 flag = {"none": 0, "relu": RELU, "sigmoid": SIGMOID}[item.activation]
                 yield self._linear(item.name, places[0], out, (widths[0], width), flag)
@@ -174,18 +174,12 @@ class Program:
         number, detail = self.estimates.names.index(item.name), self.places[f"{item.name}.kept"]
         return [a, NOWHERE, NOWHERE, out, width, width, kept, number, detail, MEASURE * self.estimates.learning]
 
-    def _received(self, item: Receive, out: int) -> Iterator[list[int]]:
-        """What puts a value together at ``out``."""
-        for number in item.edges:
-            edge, (*boxes, half) = self.part.edges[number], self._message(number)
-            kind, detail = RECEIVE, edge.columns.start
-            if edge.kept:
-                kind, detail = RECEIVE_KEPT, self.places[f"{item.name}.kept"]
-            flags = half | BY_A * edge.gradient
-            yield [kind, NOWHERE, NOWHERE, NOWHERE, out, edge.entries, item.width, *boxes, detail, flags]
-        if item.own:
-            width = self.part.widths[item.own]
-            yield [COPY, self.places[item.own], NOWHERE, NOWHERE, out, width, item.width, 0, 0, item.first, 0]
+    def _received(self, item: Receive, out: int) -> list[int]:
+        """A value, or what of it was kept, arrives at ``out``."""
+        edge, (*boxes, half) = self.part.edges[item.edge], self._message(item.edge)
+        kind, detail = (RECEIVE_KEPT, self.places[f"{item.name}.kept"]) if edge.kept else (RECEIVE, 0)
+        flags = half | BY_A * edge.gradient
+        return [kind, NOWHERE, NOWHERE, NOWHERE, out, edge.entries, item.width, *boxes, detail, flags]
 
     def _message(self, number: int) -> tuple[int, int, int]:
         """The mailboxes of an edge, there and back, and the flag of its messages."""

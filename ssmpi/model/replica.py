@@ -98,7 +98,7 @@ class Replica:
                         f"{path}: parameter {name} is {found}, this model's is {shapes[name]}: set model.bottom and "
                         "model.top to what it was trained with"
                     )
-                values[...] = self.owned.rows_of(name, saved[name][()])
+                values[...] = saved[name][()]
             for estimates in (self.estimates, self.measured):
                 estimates.load(saved)
         if not np.isfinite(vector).all():

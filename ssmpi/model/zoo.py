@@ -8,7 +8,6 @@ from ssmpi.model import custom_network
 from ssmpi.model.dcn_v2 import dcn_v2
 from ssmpi.model.deepfm import deepfm
 from ssmpi.model.dlrm import dlrm
-from ssmpi.model.dlrm_towers import dlrm_towers
 from ssmpi.model.logistic import logistic
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import ModelOptions
@@ -16,7 +15,7 @@ from ssmpi.model.top_k import with_top_k
 from ssmpi.runtime import user_code
 from ssmpi.runtime.errors import SettingsError
 
-NETWORKS = {"dlrm": dlrm, "dlrm_towers": dlrm_towers, "dcn_v2": dcn_v2, "deepfm": deepfm, "logistic": logistic}
+NETWORKS = {"dlrm": dlrm, "dcn_v2": dcn_v2, "deepfm": deepfm, "logistic": logistic}
 
 
 def network_of(options: ModelOptions, inputs: Inputs) -> Network:

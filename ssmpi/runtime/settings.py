@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import json
 import math
 import re
 import types
@@ -136,15 +137,16 @@ def keys_of(cls: Any) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if not f.metadata.get("derived")]
 
 
-def _without_removed(removed: Mapping[str, object], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """``values`` without the keys that earlier versions had and wrote into every run folder; ``removed`` are those and
-    their defaults. SettingsError for another value: what it asked for is gone.
+def _without_removed(
+    removed: Mapping[str, tuple[object, str]], values: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """``values`` without the keys that earlier versions had and wrote into every run folder; ``removed`` has their
+    defaults and what to do instead, if there is something. SettingsError for another value: what it asked for is gone.
     """
     for key in removed.keys() & values.keys():
-        require(
-            values[key] == removed[key],
-            f"'{where}{key}' was removed, and a run behaves as with its default of {removed[key]!r}: leave it out",
-        )
+        default, instead = removed[key]
+        remedy = instead or f"leave it out; a run behaves as with its default of {json.dumps(default)}"
+        require(values[key] == default, f"'{where}{key}' was removed: {remedy}")
     return {key: value for key, value in values.items() if key not in removed}
 
 

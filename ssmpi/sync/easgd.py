@@ -27,7 +27,7 @@ from ssmpi.sync.options import DENSE, RoundOptions
 class EASGDOptions:
     """``[sync.easgd]`` has no settings of its own."""
 
-    REMOVED: ClassVar = {"coupling": 0.0}
+    REMOVED: ClassVar = {"coupling": (0.0, "")}
 
 
 class EASGD(Synchronizer):

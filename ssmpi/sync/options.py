@@ -18,7 +18,7 @@ OWN = "algorithm", "codec", "pull_codec"  # settings that may name a class in a 
 class RoundOptions:
     """The common fields of ``[sync]``; ``ssmpi.sync`` adds the algorithms' sections."""
 
-    REMOVED: ClassVar = {"by": "thread"}
+    REMOVED: ClassVar = {"by": ("thread", "")}
     algorithm: str = "ma"
     """What a round does: ``none``, ``easgd``, ``ma``, ``bmuf``, ``slowmo``, ``gossip``, ``async_ps``, ``synchronous``,
     or ``FILE.py:CLASS``, a class of your own.

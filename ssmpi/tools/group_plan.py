@@ -52,8 +52,7 @@ def products_of(network: Network, places: Places, homes: Sequence[int]) -> list[
     found = [0.0] * places.group
     for home in homes:
         for name, form in network.forms.items():
-            for member, columns in places.of[name].shares(form.width, places.group, home).items():
-                found[member] += form.products * (columns.stop - columns.start) / form.width / len(homes)
+            found[places.of[name].member(home)] += form.products / len(homes)
     return found
 
 
@@ -73,8 +72,8 @@ def _edges(network: Network, places: Places, homes: Sequence[int]) -> Iterator[s
 
 def _edge(edge: Edge) -> str:
     kind = " bf16" if edge.bf16 else ""
-    columns = f"{edge.kept} of {edge.width}" if edge.kept else f"{edge.width}"
-    return f"{edge.value} ({columns}{kind}) {edge.source} {'<->' if edge.gradient else '->'} {edge.reader}"
+    numbers = f"{edge.kept} of {edge.width}" if edge.kept else f"{edge.width}"
+    return f"{edge.value} ({numbers}{kind}) {edge.source} {'<->' if edge.gradient else '->'} {edge.reader}"
 
 
 def _costs(network: Network, places: Places, homes: Sequence[int], examples: int) -> str:

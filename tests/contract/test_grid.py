@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from owners import BY_LAYER, BY_ROWS, NETWORK, WHOLE
+from owners import BY_LAYER, IN_TURN, NETWORK, WHOLE
 from ranks import all_over_mpi, over_threads
 from sync_bodies import WAITING, close_together, mapped, meet, on_trainers, options
 
@@ -146,7 +146,7 @@ CODED = [options(name, codec="bf16") for name, kind in sync.ALGORITHMS.items() i
 BY_MESSAGES = [options(name, transport="messages", fragments=3) for name in ("easgd", "bmuf")]
 
 
-@pytest.mark.parametrize("owners", [BY_LAYER, BY_ROWS], ids=["layers", "rows"])
+@pytest.mark.parametrize("owners", [BY_LAYER, IN_TURN], ids=["layers", "turns"])
 @pytest.mark.parametrize(
     "chosen",
     [*SHADOW, *BY_LANE, *CODED, *BY_MESSAGES],
@@ -170,7 +170,7 @@ OVER_MPI = [options("easgd"), options("easgd", "fixed_rate"), options("async_ps"
 @pytest.fixture(scope="module")
 def over_ranks():
     """Results of real ranks, by task and rank. One job does all tasks, because it takes seconds to start."""
-    tasks = [(tell_next, ()), (one_round, (ONE_ROUND,)), *((blocks, (chosen, BY_ROWS)) for chosen in OVER_MPI)]
+    tasks = [(tell_next, ()), (one_round, (ONE_ROUND,)), *((blocks, (chosen, IN_TURN)) for chosen in OVER_MPI)]
     return all_over_mpi(Topology(4, 1, 1, 2, group=2), tasks)
 
 
@@ -181,7 +181,7 @@ def test_members_have_centers_and_teams_of_their_own_in_shared_memory(over_ranks
         for trainer, (_, *found) in enumerate(by_rank[:4]):
             replica, member = divmod(trainer, 2)
             for values, whole in zip(found, flat[replica][1:], strict=True):
-                np.testing.assert_array_equal(values, BY_ROWS[member].of(whole))
+                np.testing.assert_array_equal(values, IN_TURN[member].of(whole))
 
 
 def test_rounds_move_replicas():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from owners import BY_LAYER, BY_ROWS, NETWORK, WHOLE
+from owners import BY_LAYER, IN_TURN, NETWORK, WHOLE
 from ranks import over_threads
 from sync_bodies import WAITING, on_trainers, options
 
@@ -15,7 +15,7 @@ from ssmpi.model.part import Part
 from ssmpi.model.replica import Replica
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.topology import Topology
-from ssmpi.state.checkpoint import files
+from ssmpi.state.checkpoint import dense_vectors, files
 from ssmpi.state.checkpoint.trainer_state import Checkpoint, LiveState, restore
 from ssmpi.trainer.common_model import CommonModel
 
@@ -86,7 +86,7 @@ def resumed(folder, options, before, after, saved_by=PAIRS, topology=PAIRS):
     return over_threads(topology, resume, options, after, folder, saved_by)[: topology.trainers]
 
 
-GROUPS = {"layers": BY_LAYER, "rows": BY_ROWS, "whole": (WHOLE,)}
+GROUPS = {"layers": BY_LAYER, "turns": IN_TURN, "whole": (WHOLE,)}
 
 
 @pytest.mark.parametrize("after", GROUPS)
@@ -109,7 +109,7 @@ def test_as_many_replicas_resume_exactly_whoever_holds_them(tmp_path, before, af
 
 def test_other_numbers_of_replicas_begin_with_the_model(tmp_path):
     """And with the mean of the optimizers' states."""
-    found = resumed(tmp_path, BMUF, BY_ROWS, BY_LAYER, topology=ONE_PAIR)
+    found = resumed(tmp_path, BMUF, IN_TURN, BY_LAYER, topology=ONE_PAIR)
     means = {name: (flat(name, 0).astype(float) + flat(name, 1)) / 2 for name in MEANS}
     for owned, _, arrays, rows, losses in found:
         for name, mean in means.items():
@@ -120,7 +120,7 @@ def test_other_numbers_of_replicas_begin_with_the_model(tmp_path):
         assert losses == []
 
 
-@pytest.mark.parametrize("after", ["layers", "rows"])
+@pytest.mark.parametrize("after", ["layers", "turns"])
 def test_what_was_not_pushed_goes_to_its_owners(tmp_path, after):
     """A codec's thresholds only where the same ones own the same."""
     before, topology = Topology(4, 1, 1, 1, group=2), Topology(4, 1, 1, 1, group=2)
@@ -132,6 +132,16 @@ def test_what_was_not_pushed_goes_to_its_owners(tmp_path, after):
             assert bool((arrays[f"{own}/codec {lane}"] == 1 + rank).all()) == (after == "layers")
         if replica == 0:
             np.testing.assert_array_equal(arrays["center"], owned.of(flat("center")))
+
+
+def test_a_parameter_whose_rows_several_members_saved_is_put_together():
+    """As members of a group could until 0.2.0."""
+    vector, name = flat("replica"), "top.0.weight"
+    first, second = (dense_vectors.split({"replica": owned.of(vector)}, owned) for owned in BY_LAYER)
+    values = second[f"replica/{name}"]
+    first |= {f"replica/{name}": values[2:], f"rows/{name}": np.array([2, len(values)])}
+    second |= {f"replica/{name}": values[:2], f"rows/{name}": np.array([0, 2])}
+    np.testing.assert_array_equal(dense_vectors.join([first, second], WHOLE)["replica"], vector)
 
 
 def test_a_parameter_that_no_member_saved_is_named(tmp_path):
@@ -164,7 +174,7 @@ def gather(world, owners):
     return on_trainers(world, options("none"), weights, work)
 
 
-@pytest.mark.parametrize("owners", [BY_LAYER, BY_ROWS], ids=["layers", "rows"])
+@pytest.mark.parametrize("owners", [BY_LAYER, IN_TURN], ids=["layers", "turns"])
 def test_every_member_gets_the_whole_model_to_the_bit(owners):
     expected = -flat("zero") * (flat("signs") > 1)
     for rank, (model, replica) in enumerate(over_threads(PAIRS, gather, owners)[:4]):

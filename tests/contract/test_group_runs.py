@@ -113,7 +113,7 @@ def test_the_model_of_a_group_is_scored_without_it(tmp_path, small_data, capsys)
 
 @pytest.mark.parametrize(
     ("group", "rules"),
-    [(2, STAGES), (2, "hierarchy.plan=data"), (3, 'hierarchy.tags=["top.0: columns bf16", "top.*: 2", "*: home"]')],
+    [(2, STAGES), (2, "hierarchy.plan=data"), (3, 'hierarchy.tags=["top.0: 1 bf16", "top.*: 2", "*: home"]')],
 )
 def test_all_that_a_group_moves_is_what_its_edges_say(tmp_path, small_data, group, rules):
     """Bytes and entries, to the last one."""

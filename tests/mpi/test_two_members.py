@@ -66,12 +66,11 @@ def test_sparse_edges_over_real_ranks_are_one_trainer(tmp_path, small_data):
     assert run.result["entries"]["group"] == 6_000 * (13 + 8 + 8)
 
 
-@pytest.mark.parametrize("plan", ["data", "stages", "columns"])
+@pytest.mark.parametrize("plan", ["data", "stages"])
 @pytest.mark.parametrize("transport", ["auto", "messages"])
 def test_all_lanes_of_both_members_train_every_row_once(tmp_path, small_data, plan, transport):
     """Whoever is done first: blocks are dealt to whoever asks."""
-    rules = 'hierarchy.tags=["*.0: columns", "*: home"]' if plan == "columns" else f"hierarchy.plan={plan}"
-    lanes = (*GROUP, "topology.threads=2", rules, f"hierarchy.transport={transport}")
+    lanes = (*GROUP, "topology.threads=2", f"hierarchy.plan={plan}", f"hierarchy.transport={transport}")
     run = train_over_threads(tmp_path, small_data, *lanes, "evaluate.per_pass=3")
     assert run.result["examples"] == 6_000
     assert all(np.isfinite(run.losses(member)).all() for member in (0, 1))

@@ -46,49 +46,36 @@ def room(size: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def post(box: int, values: np.ndarray, rows: int, width: int, across: int, half: bool, limit: int) -> int:
-    """Send ``rows`` rows of ``width`` float32 numbers from the flat ``values``, whose rows are ``across`` numbers
-    apart; rounded to bfloat16 if ``half``. ``box`` is the mailbox's address. Returns DONE, or LATE if the last message
-    was not taken within ``limit`` nanoseconds; 0 is no limit.
+def post(box: int, values: np.ndarray, count: int, half: bool, limit: int) -> int:
+    """Send the first ``count`` float32 numbers of the flat ``values``, rounded to bfloat16 if ``half``. ``box`` is the
+    mailbox's address. Returns DONE, or LATE if the last message was not taken within ``limit`` nanoseconds; 0 is no
+    limit.
     """
     if not may_post(box, limit):
         return LATE
-    if across == width:
-        rows, width = 1, rows * width
     if half:
-        words, halves = values.view(np.uint32), numbers_at(box + PAYLOAD, rows * width, np.uint16)
-        for row in range(rows):
-            to_bf16(words[row * across : row * across + width], halves[row * width : (row + 1) * width])
+        to_bf16(values.view(np.uint32)[:count], numbers_at(box + PAYLOAD, count, np.uint16))
     else:
-        payload = numbers_at(box + PAYLOAD, rows * width, np.float32)
-        for row in range(rows):
-            _copy(values[row * across : row * across + width], payload[row * width : (row + 1) * width], False)
-    seal(box, rows * width * (BF16 if half else FLOAT32))
+        _copy(values[:count], numbers_at(box + PAYLOAD, count, np.float32), False)
+    seal(box, count * (BF16 if half else FLOAT32))
     return DONE
 
 
 @njit(cache=True, nogil=True)
-def take(box: int, values: np.ndarray, rows: int, width: int, across: int, half: bool, add: bool, limit: int) -> int:
+def take(box: int, values: np.ndarray, count: int, half: bool, add: bool, limit: int) -> int:
     """Wait for the next message and write it to ``values`` as ``post`` reads it, or ``add`` it. Returns DONE; LATE if
     there was none within ``limit`` nanoseconds, where 0 is no limit; ANOTHER_SIZE if sender and reader disagree.
     """
-    code = may_take(box, rows * width * (BF16 if half else FLOAT32), limit)
+    code = may_take(box, count * (BF16 if half else FLOAT32), limit)
     if code != DONE:
         return code
-    if across == width:
-        rows, width = 1, rows * width
-    if half:
-        halves = numbers_at(box + PAYLOAD, rows * width, np.uint16)
-        for row in range(rows):
-            given, out = halves[row * width : (row + 1) * width], values[row * across : row * across + width]
-            if add:
-                add_bf16(given, out)
-            else:
-                from_bf16(given, out.view(np.uint32))
+    out = values[:count]
+    if not half:
+        _copy(numbers_at(box + PAYLOAD, count, np.float32), out, add)
+    elif add:
+        add_bf16(numbers_at(box + PAYLOAD, count, np.uint16), out)
     else:
-        payload = numbers_at(box + PAYLOAD, rows * width, np.float32)
-        for row in range(rows):
-            _copy(payload[row * width : (row + 1) * width], values[row * across : row * across + width], add)
+        from_bf16(numbers_at(box + PAYLOAD, count, np.uint16), out.view(np.uint32))
     mark_empty(box)
     return DONE
 

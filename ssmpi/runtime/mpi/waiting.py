@@ -18,7 +18,7 @@ from ssmpi.runtime.settings import SECONDS, positive
 class WaitOptions:
     """The ``[waiting]`` section: how ranks wait for each other, and how long."""
 
-    REMOVED: ClassVar = {"spins": 0}
+    REMOVED: ClassVar = {"spins": (0, "")}
 
     longest_sleep_us: float = 500.0
     """Microseconds to which sleeps between tests for a message grow; or a twentieth of the wait so far (at most 10 ms,

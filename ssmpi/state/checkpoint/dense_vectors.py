@@ -1,6 +1,6 @@
-"""Vectors of dense parameters in trainers' files: one array per parameter, ``<vector>/<parameter>``. Where a member of
-a group owns some rows of it, ``rows/<parameter>`` has the first one and their end. Older versions wrote a vector as one
-array, which is still read.
+"""Vectors of dense parameters in trainers' files: one array per parameter, ``<vector>/<parameter>``. Version 0.1.0
+wrote a vector as one array, and members of a group could share a parameter until 0.2.0: then ``rows/<parameter>`` has
+the first of a member's rows and their end. Both are still read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from ssmpi.model.network import floats_in
 from ssmpi.model.parameters import by_name
 
 if TYPE_CHECKING:
-    from ssmpi.model.network import Network
     from ssmpi.model.operators import Parameter
     from ssmpi.model.parameters import OwnedParameters
 
@@ -29,57 +28,44 @@ def split(arrays: Mapping[str, np.ndarray], owned: OwnedParameters) -> dict[str,
             found |= {f"{name}/{parameter}": view for parameter, view in by_name(owned.layout, values)}
         else:
             found[name] = values
-    whole = dict(owned.network.layout)
-    cut = {name: span for name, span in owned.spans.items() if span != (0, whole[name][0])}
-    return found | {f"{ROWS}{name}": np.array(span) for name, span in cut.items()}
+    return found
 
 
 def join(members: Sequence[Mapping[str, np.ndarray]], owned: OwnedParameters) -> dict[str, np.ndarray]:
     """What ``split`` made of the arrays of all ``members`` of a replica, as vectors of what is ``owned``, and the other
     arrays of the member that owned just that, if there is one; KeyError if a parameter is missing.
     """
-    parts = [_spans_by_vector(arrays, owned.network.layout) for arrays in members]
+    parts = [_parameters_by_vector(arrays, owned.network.layout) for arrays in members]
+    names = {name for name, _ in owned.layout}
     found: dict[str, np.ndarray] = {}
     for arrays, own in zip(members, parts, strict=True):
-        if (owned.complete and len(members) == 1) or owned.spans in own.values():
-            taken = {f"{vector}/{parameter}" for vector, spans in own.items() for parameter in spans}
-            found |= {
-                name: values for name, values in arrays.items() if name not in taken and not name.startswith(ROWS)
-            }
+        cut = any(name.startswith(ROWS) for name in arrays)
+        if (owned.complete and len(members) == 1) or (names in own.values() and not cut):
+            taken = {f"{vector}/{parameter}" for vector, parameters in own.items() for parameter in parameters}
+            found |= {name: values for name, values in arrays.items() if name not in taken}
     for name, values in members[0].items():
         if values.dtype == np.float32 and values.shape == (owned.network.parameters,):
             found[name] = owned.of(values)
     for vector in dict.fromkeys(vector for own in parts for vector in own):
-        holders = [(arrays, own.get(vector, {})) for arrays, own in zip(members, parts, strict=True)]
-        found[vector] = owned.of(_whole(vector, holders, owned.network))
+        found[vector] = np.empty(floats_in(owned.layout), np.float32)
+        for parameter, values in by_name(owned.layout, found[vector]):
+            values[...] = _whole(members, vector, parameter)
     return found
 
 
-def _spans_by_vector(
-    arrays: Mapping[str, np.ndarray], layout: Sequence[Parameter]
-) -> dict[str, dict[str, tuple[int, int]]]:
-    """By vector, the rows that there are of each parameter."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+def _parameters_by_vector(arrays: Mapping[str, np.ndarray], layout: Sequence[Parameter]) -> dict[str, set[str]]:
+    """By vector, the parameters that there are of it."""
+    found: dict[str, set[str]] = {}
     for name in arrays:
-        for parameter, shape in layout:
+        for parameter, _ in layout:
             if name.endswith(f"/{parameter}") and name != f"{ROWS}{parameter}":
-                start, stop = arrays.get(f"{ROWS}{parameter}", (0, shape[0]))
-                found.setdefault(name.removesuffix(f"/{parameter}"), {})[parameter] = int(start), int(stop)
+                found.setdefault(name.removesuffix(f"/{parameter}"), set()).add(parameter)
     return found
 
 
-def _whole(
-    vector: str, holders: Sequence[tuple[Mapping[str, np.ndarray], Mapping[str, tuple[int, int]]]], network: Network
-) -> np.ndarray:
-    """A vector of all parameters of which the holders have rows each."""
-    whole = np.empty(network.parameters, np.float32)
-    for parameter, values in by_name(network.layout, whole):
-        missing = len(values)
-        for arrays, spans in holders:
-            if parameter in spans:
-                start, stop = spans[parameter]
-                values[start:stop] = arrays[f"{vector}/{parameter}"]
-                missing -= stop - start
-        if missing > 0:
-            next(arrays for arrays, spans in holders if parameter not in spans)[f"{vector}/{parameter}"]
-    return whole
+def _whole(members: Sequence[Mapping[str, np.ndarray]], vector: str, parameter: str) -> np.ndarray:
+    """One parameter of a vector, put together if several members had rows of it."""
+    name = f"{vector}/{parameter}"
+    holders = [arrays for arrays in members if name in arrays] or [members[0]]
+    holders.sort(key=lambda arrays: int(arrays.get(f"{ROWS}{parameter}", np.zeros(1))[0]))
+    return np.concatenate([arrays[name] for arrays in holders])

@@ -138,21 +138,21 @@ def test_weights_survive_being_saved_and_loaded(tmp_path):
 
 
 SPLIT = (
-    {"bottom.0.weight": slice(0, 3), "bottom.0.bias": slice(0, 3), "top.2.weight": slice(None)},
-    {"bottom.0.weight": slice(3, 8), "bottom.0.bias": slice(3, 8), "top.2.bias": slice(None)},
-    {name: slice(None) for name in ("bottom.2.weight", "bottom.2.bias", "top.0.weight", "top.0.bias")},
+    {"bottom.0.weight", "top.0.bias", "top.2.weight"},
+    {"bottom.0.bias", "top.2.bias"},
+    {"bottom.2.weight", "bottom.2.bias", "top.0.weight"},
 )
 
 
 def test_owners_of_a_part_each_are_one_replica(tmp_path):
     """They begin, step and load what they own as one owner of all does, to the bit."""
     whole, options = replica(1), DenseOptions(optimizer="adagrad", rate=0.05)
-    owned = [OwnedParameters(whole.network, rows) for rows in SPLIT]
+    owned = [OwnedParameters(whole.network, names) for names in SPLIT]
     parts = [Part(network=whole.network, operators=whole.network.operators, owned=each) for each in owned]
     owners = [Replica(whole.network, "fp32", 1, part=part) for part in parts]
     optimizers = [dense_optimizer(options, each) for each in (whole, *owners)]
     assert [each.owned.complete for each in (whole, *owners)] == [True, False, False, False]
-    assert owners[0].owned.borders == (3 * 13 + 3, 3 * 13 + 3 + 6)
+    assert owners[0].owned.borders == (8 * 13, 8 * 13 + 6, 8 * 13 + 2 * 6)
     model = whole.thread_model()
     with pytest.raises(AssertionError, match="another rank owns some"):
         owners[0].thread_model()

@@ -1,7 +1,5 @@
 """Networks as values: shapes, the compiled program and torch's operators against autograd in float64."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from drawn_networks import networks
@@ -31,7 +29,7 @@ from ssmpi.model.network import (
     mlp,
 )
 from ssmpi.model.optim import dense_optimizer
-from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, DLRMTowersOptions, ModelOptions
+from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters, by_name
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
@@ -262,37 +260,6 @@ def test_deepfm_is_the_papers():
         hidden = np.maximum(deep[0].reshape(7, 32) @ np.concatenate(fields) + deep[1], 0)
         expected.append(w @ x + b[0] + row[:, 4].sum() + pairs + deep[2] @ hidden + deep[3][0])
     np.testing.assert_allclose(model.score(dense, rows), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_towers_are_a_dlrm_with_blocks_of_zeros():
-    """Layer by layer, uneven shares too: the block-diagonal weights of its MLPs written down."""
-    options = ModelOptions(name="dlrm_towers", bottom=(7, 4), top=(5, 1), dlrm_towers=DLRMTowersOptions(3))
-    network = network_of(options, INPUTS)
-    plain = network_of(dataclasses.replace(options, name="dlrm"), INPUTS)
-    towers, flat = (Replica(each, "fp32", seed=1).thread_model() for each in (network, plain))
-    parameters = dict(by_name(network.layout, towers.weights))
-    for name, whole in by_name(plain.layout, flat.weights):
-        mlp_name, _, layer = name.partition(".")
-        blocks = [parameters[f"tower{k}.{mlp_name}.{layer}"] for k in range(3)]
-        whole[:] = 0.0
-        if name.endswith("bias"):
-            whole[:] = np.concatenate(blocks) if name != "top.2.bias" else sum(blocks)
-        elif name in ("bottom.0.weight", "top.2.weight"):  # reads all inputs; adds all towers up
-            whole[:] = np.concatenate(blocks, axis=int(name.startswith("top")))
-        else:
-            row = column = 0
-            for block in blocks:
-                whole[row : row + block.shape[0], column : column + block.shape[1]] = block
-                row, column = row + block.shape[0], column + block.shape[1]
-    dense, rows, _ = example(network, 9)
-    np.testing.assert_allclose(towers.score(dense, rows), flat.score(dense, rows), rtol=1e-4, atol=1e-5)
-    assert [op.outputs for op in network.operators if op.name.endswith("bottom.0")] == [2, 2, 3]
-
-
-def test_more_towers_than_a_layer_has_outputs_are_refused():
-    options = ModelOptions(name="dlrm_towers", bottom=(8, 4), top=(3, 1), dlrm_towers=DLRMTowersOptions(4))
-    with pytest.raises(SettingsError, match=r"towers = 4 divides every layer, and one has 3 outputs"):
-        network_of(options, INPUTS)
 
 
 def test_logistic_regression_needs_one_float_of_a_row():

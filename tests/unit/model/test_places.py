@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ssmpi.model.network import Inputs, floats_in
 from ssmpi.model.options import DeepFMOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters
-from ssmpi.model.part import bytes_of_step, owned_rows
-from ssmpi.model.places import PLANS, AtHome, AtMember, Columns, _narrowest, places_of
+from ssmpi.model.part import bytes_of_step, owned_names
+from ssmpi.model.places import PLANS, AtHome, AtMember, _narrowest, places_of
 from ssmpi.model.zoo import network_of
 from ssmpi.runtime.errors import SettingsError
 
@@ -25,11 +25,11 @@ def places_by_plan(plan, network=DLRM, group=2):
 
 
 def test_the_first_rule_that_matches_decides():
-    places = places_of(["bottom.*: home", "top.0: columns", "top.*: 1 bf16"], DLRM, 2)
+    places = places_of(["bottom.*: home", "top.0: 0", "top.*: 1 bf16"], DLRM, 2)
     kinds = {name: type(place) for name, place in places.of.items()}
     assert {kinds[name] for name in kinds if name.startswith("bottom")} == {AtHome}
     assert kinds["pairs"] is AtHome  # which no rule matches
-    assert kinds["top.0"] is Columns
+    assert places.of["top.0"] == AtMember(0)
     assert places.of["top.2"] == places.of["top.4"] == AtMember(1)
     assert places.rounded == {"top.2", "top.4"}
 
@@ -37,7 +37,7 @@ def test_the_first_rule_that_matches_decides():
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        (["top.*: middle"], "rule 'top.*: middle': 'middle' is not a place: write one of home, a member's number, col"),
+        (["top.*: middle"], "rule 'top.*: middle': 'middle' is not a place: write one of home, a member's number"),
         (["top.*: 1 fp16"], "rule 'top.*: 1 fp16' is not of the form 'PATTERN: PLACE' or 'PATTERN: PLACE bf16'"),
         (["top.*"], "rule 'top.*' is not of the form"),
         ([": home"], "rule ': home' is not of the form"),
@@ -46,20 +46,12 @@ def test_the_first_rule_that_matches_decides():
         (["botom.*: 1"], "rule 'botom.*: 1' matches no operator; did you mean 'bottom."),
         (["*: home", "top.0: 1"], "rule 'top.0: 1': rules before it match all its operators: remove it, or put it fir"),
         (["*: 2"], "rule '*: 2': operator 'bottom.0': topology.group = 2 has members 0 to 1: name one of them"),
-        (["top.*: columns", "*: home"], "operator 'top.4': it has fewer columns (1) than the group has members (2): p"),
-        (["pairs: columns", "*: home"], "operator 'pairs': only the outputs of a Linear can be split, this is a DotIn"),
         (["top.*: 1"], "operator 'bottom.0' has parameters, and none of the rules matches it: add 'bottom.0: home'"),
     ],
 )  # fmt: skip
 def test_rules_that_cannot_be_are_refused(rules, words):
     with pytest.raises(SettingsError, match=re.escape(words)):
         places_of(rules, DLRM, 2)
-
-
-def test_columns_are_shared_as_equally_as_possible():
-    assert Columns().shares(10, 3, home=1) == {0: slice(0, 3), 1: slice(3, 6), 2: slice(6, 10)}
-    assert AtHome().shares(10, 3, home=1) == {1: slice(0, 10)}
-    assert AtMember(2).shares(10, 3, home=1) == {2: slice(0, 10)}
 
 
 def test_kaggles_dlrm_costs_what_the_arithmetic_says():
@@ -72,10 +64,7 @@ def test_kaggles_dlrm_costs_what_the_arithmetic_says():
         for plan in PLANS
     }
     assert of["data"] == [4 * 475_985 + 16] * 3
-    for plan, example in (("stages", 1562), ("columns", 13228)):
-        constant, thousand, two = of[plan]
-        assert two - thousand == thousand - constant == 1000 * example
-        assert constant - 16 == (0 if plan == "stages" else 4 * 17_745)
+    assert of["stages"] == [1562 * examples + 16 for examples in (0, 1000, 2000)]
     bottom = sum(form.products for name, form in DLRM.forms.items() if name.startswith("bottom"))
     top = sum(form.products for name, form in DLRM.forms.items() if name.startswith("top"))
     assert bottom / (bottom + top) == pytest.approx(0.33, abs=0.005)
@@ -87,8 +76,8 @@ def test_kaggles_dlrm_costs_what_the_arithmetic_says():
 @pytest.mark.parametrize("group", [2, 3, 4])
 def test_parameters_of_homes_are_dealt_evenly(group):
     """As far as whole parameters can be, of which the largest is more than a third of all."""
-    owned = owned_rows(DLRM, places_by_plan("data", group=group))
-    loads = [floats_in(OwnedParameters(DLRM, rows).layout) for rows in owned]
+    owned = owned_names(DLRM, places_by_plan("data", group=group))
+    loads = [floats_in(OwnedParameters(DLRM, names).layout) for names in owned]
     assert sum(loads) == DLRM.parameters
     assert max(loads) <= max(1.11 * DLRM.parameters / group, 512 * 367)
 

@@ -204,7 +204,6 @@ def test_other_networks_are_exported_by_the_names_of_their_operators(
 @pytest.mark.parametrize(
     "settings",
     [
-        ("model.name=dlrm_towers",),
         ("model.top_k=['bottom.0: 0.9', 'pairs: 0.5']", "model.top_k_scoring=laplace"),
         ("model.top_k=['bottom.0: 0.9']", "model.top_k_scoring=off"),
     ],

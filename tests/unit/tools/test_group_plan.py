@@ -28,21 +28,21 @@ def test_stages_of_kaggles_dlrm(tmp_path, small_data):
         "  member 1 computes 322,040 products an example (67%), owns 320,001 parameters",
         "  edges of home 0: pairs (367) 0 <-> 1, top.4 (1) 1 <-> 0",
         "  edges of home 1: dense (13) 1 -> 0, bottom.6 (16) 0 <-> 1",
-        "  a step of a lane at batch 1000 moves, there and back: 1.56 MB, 1.9 MB by the plan 'data', 13.3 MB by the "
-        "plan 'columns', 1.56 MB by the plan 'stages'",
+        "  a step of a lane at batch 1000 moves, there and back: 1.56 MB, 1.9 MB by the plan 'data', 1.56 MB by the "
+        "plan 'stages'",
     ):
         assert line in text.splitlines()
 
 
 def test_tags_of_a_first_home(tmp_path, small_data):
-    """Parameters of the operators at home are lent by their owners; columns leave in halves, as bfloat16."""
-    tags = 'hierarchy.tags=["top.0: columns bf16", "*: home"]'
+    """Parameters of the operators at home are lent by their owners; what is rounded is marked."""
+    tags = 'hierarchy.tags=["top.0: 1 bf16", "*: home"]'
     text = described(tmp_path, small_data, tags, 'hierarchy.homes="first"', "embedding.dim=16")
     for line in (
         "group: 2 trainers hold one replica, of which the first reads batches; "
-        "hierarchy.tags = ['top.0: columns bf16', '*: home']",
-        "  columns: top.0 (bf16)",
-        "  edges of home 0: pairs (367) 0 <-> 1, top.0 (256 bf16) 1 <-> 0",
+        "hierarchy.tags = ['top.0: 1 bf16', '*: home']",
+        "  member 1: top.0 (bf16)",
+        "  edges of home 0: pairs (367) 0 <-> 1, top.0 (512 bf16) 1 <-> 0",
     ):
         assert line in text.splitlines()
     assert "edges of home 1" not in text
@@ -67,7 +67,7 @@ def test_a_run_without_groups_has_none(tmp_path, small_data):
     ("tags", "words"),
     [
         (["top.*: 5", "*: home"], "'top.*: 5': operator 'top.0': topology.group = 2 has members 0 to 1: name one"),
-        (["top.*: columns", "*: home"], "operator 'top.4': it has fewer columns (1) than the group has members (2)"),
+        (["top.*: columns", "*: home"], "rule 'top.*: columns': 'columns' is not a place: write one of home, a mem"),
         (["top.*: there", "*: home"], "rule 'top.*: there': 'there' is not a place: write one of home, a member's"),
         (["tip.*: 1", "*: home"], "rule 'tip.*: 1' matches no operator; did you mean"),
     ],

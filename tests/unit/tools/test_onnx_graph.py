@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ssmpi.model import field_operators, operators, reference, top_k
-from ssmpi.model.network import DENSE, ROWS, Concat, Form, Inputs, Linear, Network, Operator, mlp
-from ssmpi.model.options import DCNv2Options, DeepFMOptions, DLRMTowersOptions, ModelOptions
+from ssmpi.model.field_operators import Sum
+from ssmpi.model.network import DENSE, ROWS, Concat, Form, Inputs, Linear, Network, Operator, Slice, mlp
+from ssmpi.model.options import DCNv2Options, DeepFMOptions, ModelOptions
 from ssmpi.model.top_k import scored
 from ssmpi.model.zoo import network_of
 from ssmpi.runtime.errors import DataError, UserError
@@ -19,7 +20,6 @@ from ssmpi.tools import export_onnx, onnx_graph
 SMALL = {"bottom": (16, 4), "top": (16, 1)}
 NETWORKS = {
     "dlrm": ModelOptions("dlrm", **SMALL),
-    "towers": ModelOptions("dlrm_towers", **SMALL, dlrm_towers=DLRMTowersOptions(3)),
     "dcn_v2": ModelOptions("dcn_v2", **SMALL),
     "dcn_v2 of low rank": ModelOptions("dcn_v2", **SMALL, dcn_v2=DCNv2Options(rank=2)),
     "deepfm": ModelOptions("deepfm", deepfm=DeepFMOptions((8,))),
@@ -30,8 +30,11 @@ INPUTS = Inputs(3, 5, 4)
 
 
 def of_ids_alone(inputs):
+    """Gates, of which the first and the last half are added up."""
     gates = Linear("gates", (ROWS,), 6, "sigmoid")
-    return Network((gates, *mlp("deep", gates.name, [8, 1], last="none")), inputs)
+    halves = Slice("first", (gates.name,), 0, 3), Slice("last", (gates.name,), 3, 3)
+    added = Sum("added", ("first", "last"))
+    return Network((gates, *halves, added, *mlp("deep", added.name, [8, 1], last="none")), inputs)
 
 
 def network(name, inputs=INPUTS):

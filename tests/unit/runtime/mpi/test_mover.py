@@ -49,9 +49,9 @@ def large(world):
     thread = threading.Thread(target=mover.run, daemon=True)
     thread.start()
     if world.index:
-        codes = take(there, values, 1, LARGE, LARGE, False, False, LIMIT), post(back, values, 1, 1, 1, False, LIMIT)
+        codes = take(there, values, LARGE, False, False, LIMIT), post(back, values, 1, False, LIMIT)
     else:
-        codes = post(there, values, 1, LARGE, LARGE, False, LIMIT), take(back, values, 1, 1, 1, False, False, LIMIT)
+        codes = post(there, values, LARGE, False, LIMIT), take(back, values, 1, False, False, LIMIT)
     mover.end()
     thread.join(PATIENCE)
     return codes, float(abs(values).max()), world.traffic.by_name()["bytes_trainers"]
@@ -75,14 +75,14 @@ def two_at_once(world):
         if world.index == 0:
             mover.move()  # the last one has left
             value[:] = number
-            assert post(box, value, 1, 1, 1, False, LIMIT) == DONE
+            assert post(box, value, 1, False, LIMIT) == DONE
             assert mover.move()
         world.trainers.gather(0)
         if world.index == 1:
             found.append(mover.move())
         world.trainers.gather(0)
     for _ in range(2 * world.index):
-        assert take(box, value, 1, 1, 1, False, False, LIMIT) == DONE
+        assert take(box, value, 1, False, False, LIMIT) == DONE
         found.append(float(value[0]))
         mover.move()
     return found
@@ -99,7 +99,7 @@ def nobody_receives(world):
     made = Mailboxes(world.trainers, [Box(0, 1, 4)], WaitOptions(time_limit_seconds=0.2), mapped=False)
     error = ""
     if world.index == 0:
-        assert post(made.addresses[0], np.zeros(1, np.float32), 1, 1, 1, False, LIMIT) == DONE
+        assert post(made.addresses[0], np.zeros(1, np.float32), 1, False, LIMIT) == DONE
         with pytest.raises(PeerError) as caught:
             Mover(made).run()
         error = str(caught.value)
