@@ -178,7 +178,6 @@ class Config:
         )
         if own_operators:
             top_k.check_exact(network)
-            top_k.check_exact(top_k.scored(network, self.model.top_k_scoring))
         copy = dataclasses.replace(self)
         vars(copy)["network"] = network  # where ``cached_property`` stores it: not a setting, so not a field
         self._check_places(network)

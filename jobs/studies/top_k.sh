@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 data=${1:-data/compression/shards} seeds=${2:-10} out=${3:-runs/studies/top_k}
-tables=${TABLES:-shares controls scoring hybrid}
+tables=${TABLES:-shares controls thresholds hybrid}
 mkdir -p "$out"
 study() { # NAME ARGUMENTS...: one table
   local name=$1
@@ -33,10 +33,8 @@ study shares sync.algorithm=none \
 c=model.name=top_k_controls.py
 study controls sync.algorithm=none --case "$(once 0.95)" --case "$c:own_gradient_95" --case "$c:random_95" \
   --case "$(once 0.9)" --case "$c:own_gradient_90" --case "$c:random_90"
-# (d) scoring, then training, by thresholds
-s=model.top_k_scoring t=model.top_k_training
-study scoring sync.algorithm=none "$(once 0.95)" --case "$s=laplace" --case "$s=off" --case "$t=laplace" \
-  --case "$t=laplace $s=laplace" --case "$t=laplace $s=off"
+# (d) by thresholds
+study thresholds sync.algorithm=none "$(once 0.95)" --case "$(once '0.95 laplace')"
 # (c) both halves of DCT: four trainers, gradients above a threshold, and the strongest activations
 g=sync.codec=threshold:0.99
 study hybrid sync.algorithm=async_ps topology.trainers=4 topology.sync_ps=1 sync.life_span=100 --gap 2 --staleness 1 \

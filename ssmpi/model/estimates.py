@@ -1,5 +1,5 @@
-"""How large the values are that a network's ``TopK`` and ``Threshold`` operators take: measured in training, they give
-each a threshold that lets about as many values pass as the largest ones would be, without a selection by example.
+"""How large the values are that a network's ``Threshold`` operators take: measured in training, they give each a
+threshold that lets about as many values pass as the largest ones would be, without a selection by example.
 
 After a ReLU values are 0 or positive, and the positive ones roughly exponential. If p is the share of values that are
 not 0, and b their mean size, a share 1 - s of all values is larger than b ln(p / (1 - s)). Without a ReLU p is 1, and
@@ -14,23 +14,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ssmpi.model.network import Network
-from ssmpi.model.top_k import EXACT, LAPLACE, passing
-from ssmpi.runtime.errors import DataError
+from ssmpi.model.top_k import thresholds
 
 # Columns: how many batches the means are of, at most MEMORY; the share of values that are not 0; the mean size of all;
-# the share to become 0; and, counted while scoring, how many values there were and how many passed as others than 0.
-BATCHES, NONZERO, SIZE, SHARE, VALUES, PASSED = range(6)
-COLUMNS = PASSED + 1
+# the share to become 0.
+BATCHES, NONZERO, SIZE, SHARE = range(4)
+COLUMNS = SHARE + 1
 MEANS = SIZE + 1  # columns that are saved
 MEMORY = 1000.0  # batches, of at most 512 examples: from then on a new one counts a thousandth
-DENSITY, WANTED = "density ", "wanted density "  # metrics, before the operator's name
 SUFFIX = ".sizes"  # behind the operator's name in a saved model
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """``values`` float64 (operators, 6) of a ``network``, in its order. ``learning``: threads measure what they train
-    on, without locks; otherwise they count what passes.
+    """``values`` float64 (operators, 4) of a ``network``, in its order. ``learning``: threads measure what they train
+    on, without locks. Before anything is measured, all values pass.
     """
 
     network: Network
@@ -39,7 +37,7 @@ class Estimates:
     values: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        shares = [operator.share for operator in passing(self.network)]
+        shares = [operator.share for operator in thresholds(self.network)]
         values = np.zeros((len(shares), COLUMNS)) if self.given is None else self.given
         values[:, SHARE] = shares
         object.__setattr__(self, "values", values)
@@ -47,7 +45,7 @@ class Estimates:
     @property
     def names(self) -> list[str]:
         """Of the operators."""
-        return [operator.name for operator in passing(self.network)]
+        return [operator.name for operator in thresholds(self.network)]
 
     def take_mean(self, measured: Sequence[np.ndarray] | np.ndarray) -> None:
         """Become the mean of the ``values`` that trainers have measured, where each batch counts as much as any other.
@@ -74,21 +72,3 @@ class Estimates:
         for name, row in zip(self.names, self.values, strict=True):
             if name + SUFFIX in saved:
                 row[:MEANS] = saved[name + SUFFIX]
-
-    def check(self) -> None:
-        """DataError unless every operator was measured."""
-        missing = [name for name, row in zip(self.names, self.values, strict=True) if not row[BATCHES]]
-        if missing:
-            raise DataError(
-                f"model.top_k_scoring = '{LAPLACE}': the model has no thresholds of {', '.join(missing)}: it was saved "
-                f"without them, or torch computed its steps: set '{EXACT}', or train it again"
-            )
-
-    def densities(self, counts: np.ndarray) -> dict[str, float]:
-        """Which share of its values each has passed, and which was wanted, of ``counts`` float64 (operators, 2): all
-        that were scored, and those that passed.
-        """
-        found: dict[str, float] = {}
-        for name, row, (values, passed) in zip(self.names, self.values, counts, strict=True):
-            found |= {f"{DENSITY}{name}": float(passed / max(1.0, values)), f"{WANTED}{name}": float(1 - row[SHARE])}
-        return found

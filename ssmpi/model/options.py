@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
 from ssmpi.runtime import optimizer_options
@@ -51,7 +51,9 @@ class ModelOptions:
     """The ``[model]`` section: the network. The defaults are the Kaggle sizes of facebookresearch/dlrm."""
 
     REMOVED: ClassVar = {
-        "dlrm_towers": ({"towers": 2}, "a network of towers is a function of your own: model.name = 'FILE.py:FUNCTION'")
+        "dlrm_towers": ({"towers": 2}, "write towers as a function of your own: model.name = 'FILE.py:FUNCTION'"),
+        "top_k_training": ("exact", "write model.top_k = ['OPERATOR: SHARE laplace'] to train and score by thresholds"),
+        "top_k_scoring": ("exact", "leave it out; a model is scored as it was trained"),
     }
 
     name: str = "dlrm"
@@ -72,15 +74,8 @@ class ModelOptions:
     """Outputs of each layer of the top MLP of built-in networks; the last one is 1."""
     top_k: tuple[str, ...] = ()
     """Operators and shares, such as ``"bottom.2: 0.95"``: behind each, this share of an example's values, the smallest,
-    become 0.
+    become 0. With ``"bottom.2: 0.95 laplace"`` these are the values below an estimated threshold.
     """
-    top_k_training: Literal["exact", "laplace"] = "exact"
-    """How these values are found in training: ``exact``, the smallest of each example, or ``laplace``, those below a
-    threshold that is estimated.
-    """
-    top_k_scoring: Literal["exact", "laplace", "off"] = "exact"
-    """The same in scoring; ``off``: all values pass."""
-
     dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
     deepfm: DeepFMOptions = field(default_factory=DeepFMOptions)
 

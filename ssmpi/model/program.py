@@ -47,14 +47,14 @@ SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT, SLICE = range(11, 16)
 # threshold is (THRESHOLD).
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 COLUMNS = FLAGS + 1
-KEPT, ESTIMATE = WEIGHT, BIAS  # of TOP_K, THRESHOLD: how many values of an example pass; the row of the estimates
+KEPT, ESTIMATE = WEIGHT, BIAS  # how many values of an example pass (TOP_K); the row of the estimates (THRESHOLD)
 THERE, BACK = WEIGHT, BIAS  # of SEND, RECEIVE and those of kept values: the mailboxes of the value and of its gradient
 
 # Flags: the activation; the inputs that need gradients, and those whose gradients are accumulated.
 RELU, SIGMOID = 1, 2
 BY_A, BY_B, BY_C = 4, 8, 16
 ADD_A, ADD_B, ADD_C = 32, 64, 128
-MEASURE = 512  # whether TOP_K and THRESHOLD measure their input, or else count what passes
+MEASURE = 512  # whether THRESHOLD measures its input
 HALF = 256  # products of a linear layer, or messages, in bfloat16
 
 NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so results do not depend on the machine
@@ -136,9 +136,13 @@ class Program:
                     yield [COPY, place, NOWHERE, NOWHERE, out, inputs, width, 0, 0, column, 0]
                     column += inputs
             case TopK():
-                yield [TOP_K, *self._passing(item, places[0], out, width, item.kept(width))]
+                kept = self.places[f"{item.name}.kept"]
+                yield [TOP_K, places[0], NOWHERE, NOWHERE, out, width, width, item.kept(width), 0, kept, 0]
             case Threshold():
-                yield [THRESHOLD, *self._passing(item, places[0], out, width, 0)]
+                assert self.estimates
+                number, least = self.estimates.names.index(item.name), self.places[f"{item.name}.kept"]
+                measured = MEASURE * self.estimates.learning
+                yield [THRESHOLD, places[0], NOWHERE, NOWHERE, out, width, width, 0, number, least, measured]
             case Slice():
                 yield [SLICE, places[0], NOWHERE, NOWHERE, out, widths[0], width, 0, 0, item.first, 0]
             case Gate():
@@ -167,12 +171,6 @@ class Program:
             detail = self.places[f"{item.value}.kept"]
             return [SEND_KEPT, place, NOWHERE, NOWHERE, 0, width, kept, *boxes, detail, half]
         return [SEND, place, NOWHERE, NOWHERE, 0, width, 0, *boxes, 0, half]
-
-    def _passing(self, item: TopK | Threshold, a: int, out: int, width: int, kept: int) -> list[int]:
-        """The columns behind the kind."""
-        assert self.estimates
-        number, detail = self.estimates.names.index(item.name), self.places[f"{item.name}.kept"]
-        return [a, NOWHERE, NOWHERE, out, width, width, kept, number, detail, MEASURE * self.estimates.learning]
 
     def _received(self, item: Receive, out: int) -> list[int]:
         """A value, or what of it was kept, arrives at ``out``."""

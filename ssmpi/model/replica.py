@@ -20,7 +20,7 @@ from ssmpi.model.network import Network, floats_in
 from ssmpi.model.parameters import by_name
 from ssmpi.model.part import Part, whole
 from ssmpi.model.program import Program
-from ssmpi.model.top_k import LAPLACE, check_exact, scored
+from ssmpi.model.top_k import check_exact
 from ssmpi.runtime.compiled.aligned import aligned
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files import hdf5
@@ -61,14 +61,9 @@ class Replica:
         """Let thread models keep what they measure in ``values``, as in ``Estimates``."""
         self.measured = Estimates(self.network, learning=True, given=values)
 
-    def scoring_model(self, mode: str, vector: np.ndarray | None = None) -> ThreadModel:
-        """As ``thread_model``, to score only: with the network that ``top_k.scored`` gives for a ``mode``, by the
-        common ``estimates``. DataError if they are needed and not known.
-        """
-        given = Estimates(scored(self.network, mode), given=self.estimates.values.copy())
-        if mode == LAPLACE:
-            given.check()
-        return ThreadModel(given.network, self.vector if vector is None else vector, self.precision, given)
+    def scoring_model(self, vector: np.ndarray | None = None) -> ThreadModel:
+        """As ``thread_model``, to score only: by the common ``estimates``."""
+        return ThreadModel(self.network, self.vector if vector is None else vector, self.precision, self.estimates)
 
     def thread_model(self, vector: np.ndarray | None = None) -> ThreadModel:
         """The network over ``vector``, float32 (parameters of the network,), with gradients of its own; by default over
@@ -108,7 +103,7 @@ class Replica:
 
 class ThreadModel:
     """A network over ``weights``, float32 (parameters,), with gradients of its own. ``estimates`` learn in training, or
-    are those to score with, where it counts. Create it on its worker thread.
+    are those to score with. Create it on its worker thread.
     """
 
     _compiled: CompiledStep | None = None

@@ -48,64 +48,53 @@ class Threshold(Operator):
     form = TopK.form
 
 
-EXACT, LAPLACE, OFF = "exact", "laplace", "off"
-MODES: dict[str, type[TopK] | type[Threshold]] = {EXACT: TopK, LAPLACE: Threshold}
+LAPLACE = "laplace"
 
 
-def passing(network: Network) -> list[TopK | Threshold]:
-    """The network's operators of either kind."""
-    return [operator for operator in network.operators if isinstance(operator, (TopK, Threshold))]
+def thresholds(network: Network) -> list[Threshold]:
+    """The network's operators of that kind."""
+    return [operator for operator in network.operators if isinstance(operator, Threshold)]
 
 
 def check_exact(network: Network) -> None:
     """SettingsError if the network has thresholds: torch, which computes it, has none."""
-    if found := [operator.name for operator in network.operators if isinstance(operator, Threshold)]:
+    if found := [operator.name for operator in thresholds(network)]:
         raise SettingsError(
             f"the thresholds of {', '.join(found)} are known to compiled code only, and torch computes this network "
-            f"here (custom operators, or this processor): set model.top_k_training and top_k_scoring to '{EXACT}'"
+            f"here (custom operators, or this processor): write model.top_k without '{LAPLACE}'"
         )
 
 
-def scored(network: Network, mode: str) -> Network:
-    """The network with which to score: ``exact``, ``laplace`` or ``off``."""
-    if not passing(network):
-        return network
-    operators = (
-        MODES.get(mode, TopK)(item.name, item.inputs, 0.0 if mode == OFF else item.share)
-        if isinstance(item, (TopK, Threshold))
-        else item
-        for item in network.operators
-    )
-    return Network(tuple(operators), network.inputs)
-
-
-def with_top_k(network: Network, texts: Sequence[str], mode: str = EXACT) -> Network:
-    """The network with a ``TopK``, or in the mode ``laplace`` a ``Threshold``, behind operators, each named by a text
-    ``OPERATOR: SHARE``, that all its readers read instead. SettingsError names the text at fault.
+def with_top_k(network: Network, texts: Sequence[str]) -> Network:
+    """The network with a ``TopK`` or a ``Threshold`` behind operators, each named by a text ``OPERATOR: SHARE`` or
+    ``OPERATOR: SHARE laplace``, that all its readers read instead. SettingsError names the text at fault.
     """
     if not texts:
         return network
-    shares = _shares(texts, [operator.name for operator in network.operators])
+    inserted = _inserted(texts, [operator.name for operator in network.operators])
     found: list[Operator] = []
     for operator in network.operators:
-        inputs = tuple(name + SUFFIX if name in shares else name for name in operator.inputs)
+        inputs = tuple(name + SUFFIX if name in inserted else name for name in operator.inputs)
         found.append(operator if inputs == operator.inputs else replace(operator, inputs=inputs))
-        if operator.name in shares:
-            found.append(MODES[mode](operator.name + SUFFIX, (operator.name,), shares[operator.name]))
+        if operator.name in inserted:
+            found.append(inserted[operator.name])
     return Network(tuple(found), network.inputs)
 
 
-def _shares(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
-    """The share behind each operator."""
-    found: dict[str, float] = {}
+def _inserted(texts: Sequence[str], names: Sequence[str]) -> dict[str, TopK | Threshold]:
+    """What is behind each operator."""
+    found: dict[str, TopK | Threshold] = {}
     for text in texts:
         place = f"model.top_k: {text!r}"
-        name, _, share = (part.strip() for part in text.rpartition(":"))
+        name, _, words = (part.strip() for part in text.rpartition(":"))
         try:
-            found_share = float(share)
+            share = float(words.removesuffix(LAPLACE))
         except ValueError:
-            raise SettingsError(f"{place} is not of the form 'OPERATOR: SHARE', such as 'bottom.2: 0.95'") from None
-        if not 0 <= found_share < 1:
+            raise SettingsError(
+                f"{place} is not of the form 'OPERATOR: SHARE' or 'OPERATOR: SHARE {LAPLACE}': write, for instance,"
+                " 'bottom.2: 0.95'"
+            ) from None
+        if not 0 <= share < 1:
             raise SettingsError(f"{place}: the share is at least 0 and less than 1: 0.95 drops 95 % of the values")
         if name not in names:
             raise SettingsError(f"{place}: the network has no operator {name!r}{suggestion(name, names)}")
@@ -113,7 +102,7 @@ def _shares(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
             raise SettingsError(f"{place}: the output of {name!r} is the logit: name an operator before it")
         if name in found:
             raise SettingsError(f"{place}: {name!r} is named twice: remove one of them")
-        found[name] = found_share
+        found[name] = (Threshold if words.endswith(LAPLACE) else TopK)(name + SUFFIX, (name,), share)
     return found
 
 

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from ssmpi.model.estimates import BATCHES, COLUMNS, MEMORY, NONZERO, PASSED, SHARE, SIZE, VALUES
+from ssmpi.model.estimates import BATCHES, COLUMNS, MEMORY, NONZERO, SHARE, SIZE
 from ssmpi.model.kernels import SUMS
 from ssmpi.model.program import ADD_A, BY_A, DETAIL, ESTIMATE, FLAGS, INPUTS, KEPT, KIND, MEASURE, TOP_K
 from ssmpi.runtime.compiled.jit import njit
@@ -100,16 +100,6 @@ def measure(x: np.ndarray, own: np.ndarray) -> None:
     own[SIZE] += (total / x.size - own[SIZE]) / own[BATCHES]
 
 
-@njit(cache=True, nogil=True)
-def count_passed(out: np.ndarray, own: np.ndarray) -> None:
-    """Count which of the values ``out`` float32 (size,) of an operator are not 0."""
-    passed = 0
-    for i in range(out.shape[0]):
-        passed += out[i] != 0.0
-    own[VALUES] += out.size
-    own[PASSED] += passed
-
-
 @njit(cache=True, nogil=True, error_model="numpy")
 def threshold(own: np.ndarray) -> float:
     """Of an operator's ``own`` estimates."""
@@ -136,18 +126,17 @@ def forward(
     row: np.ndarray, n: int, x: np.ndarray, values: np.ndarray, out: np.ndarray, estimates: np.ndarray
 ) -> None:  # fmt: skip
     """Execute one instruction ``row`` on ``n`` examples, from its input ``x`` to its output; all arrays are flat."""
-    shape, own, learning = (n, row[INPUTS]), estimates[row[ESTIMATE] * COLUMNS :], row[FLAGS] & MEASURE != 0
-    if learning:
-        measure(x, own)
     if row[KIND] == TOP_K:
+        shape = n, row[INPUTS]
         given, passed = x.view(np.int32).reshape(shape), out.view(np.int32).reshape(shape)
         strongest(given, row[KEPT], passed, _kept_places(row, n, values))
     else:
+        own = estimates[row[ESTIMATE] * COLUMNS :]
+        if row[FLAGS] & MEASURE:
+            measure(x, own)
         least = np.float32(threshold(own))
         values[n * row[DETAIL]] = least  # for the backward pass: other threads may change the estimates meanwhile
         where_large(x, float(least), x, out, False)
-    if not learning:
-        count_passed(out, own)
 
 
 @njit(cache=True, nogil=True, inline="always")

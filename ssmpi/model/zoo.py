@@ -20,7 +20,7 @@ NETWORKS = {"dlrm": dlrm, "dcn_v2": dcn_v2, "deepfm": deepfm, "logistic": logist
 
 def network_of(options: ModelOptions, inputs: Inputs) -> Network:
     """The network that ``[model]`` describes, over these inputs; SettingsError where they do not fit."""
-    return with_top_k(_network_of(options, inputs), options.top_k, options.top_k_training)
+    return with_top_k(_network_of(options, inputs), options.top_k)
 
 
 def _network_of(options: ModelOptions, inputs: Inputs) -> Network:

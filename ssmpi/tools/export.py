@@ -22,7 +22,7 @@ import numpy as np
 from ssmpi.config import Config, load
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica
-from ssmpi.model.top_k import passing, scored
+from ssmpi.model.top_k import Threshold, TopK
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files import atomic_file, run_files
 from ssmpi.runtime.files.run_files import EXPORTS, MODEL, RUN_FILE
@@ -82,13 +82,13 @@ def write_tensors(
 
 
 def check_operators(config: Config, folder: Path) -> None:
-    """DataError if scoring drops values, which nobody would know of who reads the parameters."""
-    found = [item.name for item in passing(scored(config.network, config.model.top_k_scoring)) if item.share]
+    """DataError if the network drops values, which nobody would know of who reads the parameters."""
+    operators = config.network.operators
+    found = [item.name for item in operators if isinstance(item, (TopK, Threshold)) and item.share]
     if found:
         raise DataError(
             f"{folder}: its network passes on the strongest values only ({', '.join(found)}), which a file of tensors "
-            "cannot say: export it with --format onnx, train it without model.top_k, or, if its NE is good enough, set "
-            f"model.top_k_scoring = 'off' in the run's {RUN_FILE}"
+            "cannot say: export it with --format onnx, or train it without model.top_k"
         )
 
 

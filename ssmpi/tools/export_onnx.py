@@ -14,10 +14,8 @@ import re
 from pathlib import Path
 
 from ssmpi.config import Config
-from ssmpi.model.estimates import Estimates
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica
-from ssmpi.model.top_k import LAPLACE, scored
 from ssmpi.model.top_k_kernels import threshold
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
@@ -46,16 +44,13 @@ def write(config: Config, folder: Path, target: Path) -> str:
         Replica.saved(config.network, "fp32", folder / "dense.h5"),
         DataOrigin.of_model(folder, config.data.folder).features,
     )
-    network = scored(config.network, config.model.top_k_scoring)
-    estimates = Estimates(network, given=replica.estimates.values)
-    if config.model.top_k_scoring == LAPLACE:
-        estimates.check()
+    network, estimates = config.network, replica.estimates
     thresholds = {name: threshold(own) for name, own in zip(estimates.names, estimates.values, strict=True)}
     about = {"dense": json.dumps(names.dense), "tables": json.dumps(names.sparse)}
     if names.lists:
         about["lists"] = json.dumps({name: names.lists[name].pooling for name in names.list_names})
     try:
-        model = onnx_graph.model_of(network, dict(by_name(config.network.layout, replica.vector)), thresholds, about)
+        model = onnx_graph.model_of(network, dict(by_name(network.layout, replica.vector)), thresholds, about)
     except DataError as error:
         raise DataError(f"{folder}: {error}") from None
     tables = {names.sparse[table]: rows for table, rows in read_tables(config, folder).items()}

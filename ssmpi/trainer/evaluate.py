@@ -14,7 +14,6 @@ import numpy as np
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
-from ssmpi.model.estimates import VALUES
 from ssmpi.runtime.errors import DIVERGED, TrainingError
 from ssmpi.runtime.host.clock import Clock
 from ssmpi.runtime.mpi.failure import start
@@ -27,7 +26,6 @@ from ssmpi.trainer.shard_check import check, share
 if TYPE_CHECKING:
     from ssmpi.data.cursor import DataCursor
     from ssmpi.data.schema import DatasetManifest
-    from ssmpi.model.estimates import Estimates
     from ssmpi.model.replica import ThreadModel
     from ssmpi.runtime.mpi.world import World
     from ssmpi.runtime.run_options import EvaluateOptions
@@ -39,11 +37,10 @@ EVALUATION_THREADS = 500  # message tags of evaluating threads start here, after
 
 @dataclass
 class ThreadScores:
-    """What one thread has scored; ``estimates`` counted what passed."""
+    """What one thread has scored."""
 
     groups: GroupScores
     quality: Quality = field(default_factory=Quality)
-    estimates: Estimates | None = None
 
 
 @dataclass
@@ -92,29 +89,24 @@ class Evaluator:
         mine = Quality()
         for part in parts:
             mine.merge(part.quality)
-        counted = [part.estimates for part in parts if part.estimates]
-        passed = np.sum([estimates.values[:, VALUES:] for estimates in counted], axis=0)
-        words = np.concatenate([[float(self.stop.stopping)], mine.sums, mine.histogram.reshape(-1), passed.reshape(-1)])
+        words = np.concatenate([[float(self.stop.stopping)], mine.sums, mine.histogram.reshape(-1)])
         wait(trainers.iallreduce(words), waiting, WHOM)
         if words[0]:
             return None
-        end = words.size - passed.size
-        edge = end - 2 * BINS
-        quality = Quality(words[edge:end].astype(np.int64).reshape(2, BINS), words[1:edge])
+        edge = words.size - 2 * BINS
+        quality = Quality(words[edge:].astype(np.int64).reshape(2, BINS), words[1:edge])
         if quality.sums[0] < sum(reader.blocks[number].rows for number in blocks):
             raise TrainingError(
                 f"{reader.folder}: some scores are not finite: {DIVERGED}, or values of these rows are far too large"
             )
-        densities = counted[0].densities(words[end:].reshape(passed.shape))
-        by_group = gauc([part.groups for part in parts], words[1], trainers, waiting)
-        return quality, {**by_group, **densities}
+        return quality, gauc([part.groups for part in parts], words[1], trainers, waiting)
 
     def _score(
         self, rows_of: tuple[SplitReader, Sequence[int]], vector: np.ndarray, thread: int, found: ThreadScores
     ) -> None:
         """One thread's share of some blocks of a reader: every ``threads * trainers``-th."""
         (reader, blocks), model = rows_of, self.scoring_model(vector)
-        lookups, found.estimates = self.lookups(EVALUATION_THREADS + thread), model.estimates
+        lookups = self.lookups(EVALUATION_THREADS + thread)
         trainers, threads = self.world.trainers, self.world.topology.threads
         first, step = trainers.rank * threads + thread, trainers.size * threads
         for batch, rows in lookups.prefetched(self._batches(reader, blocks[first::step])):

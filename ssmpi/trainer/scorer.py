@@ -19,7 +19,6 @@ from ssmpi.trainer.tables import Tables
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
-    from ssmpi.model.replica import ThreadModel
 
 
 class Scorer:
@@ -34,19 +33,18 @@ class Scorer:
     def evaluate(self, split: str) -> dict[str, float]:
         """Metrics on one split of the data folder; every trainer takes part and gets the same."""
         folder = Path(self._config.data.folder)
-        evaluator = Evaluator(self._config.evaluate, folder, self._world, self._tables.lookups, self._model, Stop())
+        evaluator = Evaluator(
+            self._config.evaluate, folder, self._world, self._tables.lookups, self._replica.scoring_model, Stop()
+        )
         metrics = evaluator.run(split, self._replica.vector, self._config.waiting)
         assert metrics is not None
         return metrics
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
         """Each batch with its logits float32 (batch,), in order, on this thread."""
-        model = self._model()
+        model = self._replica.scoring_model()
         for batch, rows in self._tables.lookups(0).prefetched(batches):
             yield batch, model.score(batch.dense, rows.values)
-
-    def _model(self, vector: np.ndarray | None = None) -> ThreadModel:
-        return self._replica.scoring_model(self._config.model.top_k_scoring, vector)
 
     def goodbye(self) -> None:
         """Tell the embedding PSs that no more requests follow."""

@@ -10,9 +10,7 @@ from test_warm_start import one_process, train_with_kills  # noqa: F401 - a fixt
 
 from ssmpi.trainer.progress import Progress
 
-BY_THRESHOLDS = (
-    "model.top_k=['bottom.0: 0.75', 'top.0: 0.5']", "model.top_k_training=laplace", "model.top_k_scoring=laplace",
-)  # fmt: skip
+BY_THRESHOLDS = ("model.top_k=['bottom.0: 0.75 laplace', 'top.0: 0.5 laplace']",)
 
 # Threads of killed ranks end with what killed them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -158,9 +158,11 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
             "sync.easgd.coupling=0.1",
             "'sync.easgd.coupling' was removed: leave it out; a run behaves as with its default of 0.0",
         ),
+        ("model.top_k_training=laplace", "'model.top_k_training' was removed: write model.top_k = ['OPERATOR: SHARE l"),
+        ("model.top_k_scoring=off", "'model.top_k_scoring' was removed: leave it out; a model is scored as it was tra"),
         (
             "model.dlrm_towers.towers=3",
-            "'model.dlrm_towers' was removed: a network of towers is a function of your own",
+            "'model.dlrm_towers' was removed: write towers as a function of your own",
         ),
         ("sync.slowmo.momentum=1.0", "momentum must be in [0, 1)"),
         ("sync.slowmo.rate=0", "rate must be in (0, 2]"),

@@ -19,7 +19,6 @@ import numpy as np
 from jobs.lab.lockstep.lockstep import CURVE, one
 from jobs.lab.lockstep.rounds import check_algorithm
 from jobs.lab.lockstep.run import Lockstep
-from ssmpi.model.estimates import DENSITY
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files import atomic_file
 
@@ -116,7 +115,7 @@ def earlier(out: Path, cases: Sequence[Case], split: str) -> list[dict[str, Any]
 def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -> str:
     """One line per case: the differences from the first case in NE and in training loss (the mean over the last quarter
     of the run, before rows are trained on), paired by seed, with the standard error of the mean; then the median of CPU
-    seconds, and which share of activations has passed in scoring, where a ``TopK`` drops some.
+    seconds.
     """
     width, of = max(map(len, names)), {name: [r for r in results if r["case"] == name] for name in names}
     first = of[names[0]]
@@ -132,14 +131,8 @@ def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -
             "reference" if name == names[0] else _change(own, other) for own, other in ((ne, reference), (loss, losses))
         )
         quality = f"{name:{width}}  {ne.mean():10.5f}  {relative:>19}  {fit:>21}  {density:8.4f}"
-        lines.append(f"{quality}  {_traffic(of[name], first)}  {cpu:5.1f}{_passed(of[name], split)}")
+        lines.append(f"{quality}  {_traffic(of[name], first)}  {cpu:5.1f}")
     return "\n".join(lines)
-
-
-def _passed(runs: Sequence[dict[str, Any]], split: str) -> str:
-    """The mean of the runs, by operator."""
-    names = [name for name in runs[0][split] if name.startswith(DENSITY)]
-    return "".join(f"  {name}: {np.mean([run[split][name] for run in runs]):.4f}" for name in names)
 
 
 def _change(own: np.ndarray, other: np.ndarray) -> str:

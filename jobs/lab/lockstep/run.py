@@ -38,7 +38,6 @@ from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
-from ssmpi.model.estimates import VALUES
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import ThreadModel
 from ssmpi.runtime.errors import TrainingError
@@ -217,7 +216,7 @@ class LockstepRun:
         """
         first = self.trainers[0].replica
         first.estimates.take_mean([trainer.replica.measured.values for trainer in self.trainers])
-        model = first.scoring_model(self.config.model.top_k_scoring, self.rounds.model() if vector is None else vector)
+        model = first.scoring_model(self.rounds.model() if vector is None else vector)
         size, quality, lookups = self.config.evaluate.batch_size, Quality(), self.lookups(0)
         reader = SplitReader(self._reader.folder, split, 16 * size)
         rows_of = (batch for block in reader.blocks for batch in batches(reader.read(block), size))
@@ -225,5 +224,4 @@ class LockstepRun:
             assert batch.labels is not None
             if not np.isfinite(quality.add(model.score(batch.dense, rows.values), batch.labels)):
                 raise TrainingError(f"training has diverged, {split} rows have no scores: lower the learning rates")
-        densities = model.estimates.densities(model.estimates.values[:, VALUES:])
-        return {"rows": quality.sums[0], **quality.compute(), **densities}
+        return {"rows": quality.sums[0], **quality.compute()}

@@ -11,7 +11,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ssmpi.model.estimates import DENSITY, WANTED
 from ssmpi.runtime.files.log import shape, terminal
 from ssmpi.runtime.words import counted
 
@@ -166,17 +165,12 @@ def keys_of(feature: str, counts: Mapping[str, int]) -> str:
 
 def describe(metrics: dict[str, float]) -> str:
     """Metrics in one line."""
-    passed = "".join(
-        f", {name.removeprefix(DENSITY)} passes {value:.2%} ({metrics[name.replace(DENSITY, WANTED)]:.2%} wanted)"
-        for name, value in metrics.items()
-        if name.startswith(DENSITY)
-    )
     by_group = f", GAUC {metrics['gauc']:.5f} (of {metrics['gauc_share']:.1%} of the rows)" if "gauc" in metrics else ""
     why = f"; {reason}" if (reason := why_undefined(metrics)) else ""
     return (
         f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f}"
         f" (+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration"
-        f" {metrics['calibration']:.4f}, {counted(int(metrics['rows']), 'row')}{by_group}{passed}{why}"
+        f" {metrics['calibration']:.4f}, {counted(int(metrics['rows']), 'row')}{by_group}{why}"
     )
 
 

@@ -117,8 +117,8 @@ def test_inspect_names_the_run_that_is_continued(tmp_path, both):
     assert "\nparent.json: DAMAGED: " in text
 
 
-def test_estimates_of_a_top_k_go_on(tmp_path, both):
-    a, b = one_after_the_other(tmp_path, both, 'model.top_k=["bottom.0: 0.5"]')
+def test_estimates_of_thresholds_go_on(tmp_path, both):
+    a, b = one_after_the_other(tmp_path, both, 'model.top_k=["bottom.0: 0.5 laplace"]')
     batches = [next(v[0] for name, v in run.dense().items() if name.endswith(".sizes")) for run in (a, b)]
     assert batches == [3.0, 6.0]
 

@@ -201,44 +201,25 @@ def test_other_networks_are_exported_by_the_names_of_their_operators(
     assert np.ptp(predicted) > 0.05
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("model.top_k=['bottom.0: 0.9', 'pairs: 0.5']", "model.top_k_scoring=laplace"),
-        ("model.top_k=['bottom.0: 0.9']", "model.top_k_scoring=off"),
-    ],
-)
-def test_onnx_holds_what_a_file_of_tensors_cannot_say(small_data, tmp_path, alone, settings):
-    run = train_over_threads(tmp_path, small_data, "data.batch_size=600", "topology.embedding_ps=0", *settings).folder
+def test_onnx_holds_thresholds_which_a_file_of_tensors_cannot_say(small_data, tmp_path, alone):
+    top_k = "model.top_k=['bottom.0: 0.9 laplace', 'pairs: 0.5 laplace']"
+    run = train_over_threads(tmp_path, small_data, "data.batch_size=600", "topology.embedding_ps=0", top_k).folder
     assert score.predict(run, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
     predicted = np.loadtxt(tmp_path / "scores")
     np.testing.assert_allclose(by_onnx(run, small_data, tmp_path), predicted, rtol=0, atol=2e-6)
     assert np.ptp(predicted) > 0.05
+    with pytest.raises(DataError, match=r"bottom.0.top_k, pairs.top_k.*--format onnx, or train it without model.top_k"):
+        export(run, "torch", tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
 
 
 STRONGEST = "data.batch_size=600", "topology.embedding_ps=0", "model.top_k=['bottom.0: 0.9']"
 
 
-@pytest.mark.parametrize("training", ["exact", "laplace"])
-def test_a_model_that_drops_values_is_exported_only_if_it_is_scored_with_all(small_data, tmp_path, training, alone):
-    """Its parameters alone, then: not what thresholds follow from."""
-    run = train_over_threads(tmp_path, small_data, *STRONGEST, f"model.top_k_training={training}")
-    file, settings = tmp_path / "exported", run.folder / "run.toml"
-    with pytest.raises(DataError, match=r"bottom.0.top_k.*--format onnx, train it without .*'off' in the run's run"):
-        export(run.folder, "torch", file)
-    assert not file.exists()
-    text = settings.read_text()
-    settings.write_text(text.replace('top_k_scoring = "exact"', 'top_k_scoring = "off"'))
-    assert settings.read_text() != text
-    assert export(run.folder, "torch", file) == 0
-    assert score.predict(run.folder, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
-    found = scores(torch.load(file, weights_only=True), small_data)
-    np.testing.assert_allclose(found, np.loadtxt(tmp_path / "scores"), rtol=0, atol=2e-6)
-    assert np.ptp(found) > 0.05
-
-
 def test_a_model_of_the_strongest_values_is_scored(small_data, tmp_path, alone):
     run = train_over_threads(tmp_path, small_data, *STRONGEST)
+    with pytest.raises(DataError, match=r"bottom.0.top_k.*--format onnx"):
+        export(run.folder, "torch", tmp_path / "exported")
     assert score.predict(run.folder, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
     weights = {name: values for name, values in run.dense().items() if not name.endswith(".sizes")}
     state = {name.replace("bottom", "bot_l").replace("top.", "top_l."): value for name, value in weights.items()}

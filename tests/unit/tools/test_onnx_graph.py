@@ -1,7 +1,7 @@
 """A network's ONNX graph, as onnxruntime computes it, is torch's forward pass."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnxruntime
@@ -12,7 +12,6 @@ from ssmpi.model import field_operators, operators, reference, top_k
 from ssmpi.model.field_operators import Sum
 from ssmpi.model.network import DENSE, ROWS, Concat, Form, Inputs, Linear, Network, Operator, Slice, mlp
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, ModelOptions
-from ssmpi.model.top_k import scored
 from ssmpi.model.zoo import network_of
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.tools import export_onnx, onnx_graph
@@ -77,7 +76,8 @@ def test_it_is_the_forward_pass_of_torch(name, inputs):
 
 
 def test_thresholds_are_constants():
-    given = scored(network("top-k"), "laplace")
+    texts = [f"{text} laplace" for text in NETWORKS["top-k"].top_k]
+    given = network_of(replace(NETWORKS["top-k"], top_k=tuple(texts)), INPUTS)
     parameters, dense, rows = drawn(given)
     least = {"bottom.0.top_k": 0.8, "pairs.top_k": 1.5, "top.0.top_k": 0.0}
     values = {DENSE: dense, ROWS: rows.reshape(9, -1)}
