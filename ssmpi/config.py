@@ -147,7 +147,7 @@ class Config:
     def tracking(self) -> Tracking:
         """What is counted where rows are updated."""
         options = self.checkpoint
-        return Tracking(options.priority, options.priority_fraction, options.priority_period, self.run.seed)
+        return Tracking(options.priority, options.priority_fraction, self.run.seed)
 
     @cached_property
     def network(self) -> Network:

@@ -34,7 +34,7 @@ class LocalServers:
         self._job = AnsweringJob(self._answer)
         self._channel = Channel(self._job, Topology(embedding_ps=placement.servers).directory(NAME))
         self._ranks = self._channel.directory.ranks_of(Role.EMBEDDING_PS)
-        self._services = [Service(self._end(rank), WAITING) for rank in self._ranks]
+        self._services = [Service(self._end(rank)) for rank in self._ranks]
         counts, pairs = b"" if tracking.counts else None, zip(self.arenas, self._services, strict=True)
         self._servers = [EmbeddingServer(arena, service, counts=counts) for arena, service in pairs]
         (trainer,) = self._channel.directory.ranks_of(Role.TRAINER)

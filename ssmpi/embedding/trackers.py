@@ -201,7 +201,6 @@ class Tracking:
 
     kind: str = "none"
     fraction: float = 1.0
-    period: int = 1
     seed: int = 0
 
     @property
@@ -219,7 +218,7 @@ class Tracking:
         assert self.counts
         if self.kind == "mfu":
             return MFU(scope, self.fraction, memory)
-        return SSU(scope, self.fraction, memory, self.period, self.seed)
+        return SSU(scope, self.fraction, memory, seed=self.seed)
 
 
 NOTHING = Tracking()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ssmpi.runtime.settings import COUNT, EXAMPLES, SECONDS, positive, printable, require, within
 
@@ -50,6 +50,11 @@ class Run:
 class EvaluateOptions:
     """The ``[evaluate]`` section: when which rows are scored, and whether scores end training."""
 
+    REMOVED: ClassVar = {
+        "replica": (False, "leave it out; what a round leaves between replicas is 'distance' in metrics.jsonl"),
+        "stop_at_auc": (0.0, "leave it out; evaluate.patience ends training once scores stop improving"),
+    }
+
     split: str = "validation"
     """Split that is scored during training, or ``none``. The default is left out where the data has no such split."""
     final: str = "test"
@@ -58,8 +63,6 @@ class EvaluateOptions:
     """Evaluations of ``split`` in each pass."""
     batch_size: int = 2048
     """Rows that are scored at a time."""
-    replica: bool = False
-    """Also score the first trainer's own replica at the end."""
     progressive: bool = False
     """Score each part of the first pass with the common model before it is trained on. Parts then follow each other in
     the order of the rows, and ``data.shuffle`` permutes within them.
@@ -70,15 +73,12 @@ class EvaluateOptions:
     """End training after so many evaluations of ``split`` in a row without a gain; 0: never."""
     min_gain: float = 0.0
     """NE by which an evaluation has to be below that of the last gain to be a gain (a difference, not a share)."""
-    stop_at_auc: float = 0.0
-    """End training as soon as the AUC of ``split`` reaches this; 0: never."""
 
     def __post_init__(self) -> None:
         within("per_pass", self.per_pass, 1, 100_000)
         within("batch_size", self.batch_size, 1, COUNT)
         within("patience", self.patience, 0, COUNT)
         require(0 <= self.min_gain < 1, f"min_gain must be in [0, 1), got {self.min_gain}")
-        require(0 <= self.stop_at_auc < 1, f"stop_at_auc must be in [0, 1), got {self.stop_at_auc}")
         require(self.patience > 0 or not self.min_gain, "min_gain says what a gain is for patience: set patience too")
         if self.rule:
             require(
@@ -91,9 +91,7 @@ class EvaluateOptions:
         """A setting that decides by evaluations of ``split``; empty where none does."""
         if self.keep == "best":
             return 'keep = "best"'
-        if self.patience:
-            return f"patience = {self.patience}"
-        return f"stop_at_auc = {self.stop_at_auc:g}" if self.stop_at_auc else ""
+        return f"patience = {self.patience}" if self.patience else ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,8 @@ class CheckpointOptions:
     every T_save that ``recovery.target_pls`` asks for, on average over losses and for a single one, unless a checkpoint
     is newer. The smallest tables, with 1 % of all rows, are saved whole.
     """
+
+    REMOVED: ClassVar = {"priority_period": (2, "leave it out; 'ssu' samples one access in two")}
 
     every_minutes: float = 30.0
     """Minutes from one checkpoint to the next; 0: none by time."""
@@ -121,20 +121,17 @@ class CheckpointOptions:
     """Seconds that any other save may take."""
     priority: Literal["none", "mfu", "ssu", "scar"] = "none"
     """Which rows an embedding PS saves first for partial recovery: ``none``, all in turn; ``mfu``, those accessed most
-    often; ``ssu``, those in a sample of accesses; ``scar``, those changed most (needs memory for a copy of the
-    weights).
+    often; ``ssu``, those in a sample of half of the accesses; ``scar``, those changed most (needs memory for a copy of
+    the weights).
     """
     priority_fraction: float = 0.125
     """Share of the rows that a save by ``priority`` takes, in that share of the time between saves."""
-    priority_period: int = 2
-    """``ssu`` samples one access in so many."""
 
     def __post_init__(self) -> None:
         within("every_minutes", self.every_minutes, 0.0, SECONDS)
         within("every_examples", self.every_examples, 0, EXAMPLES)
         within("keep", self.keep, 1, COUNT)
         positive("priority_fraction", self.priority_fraction, 1.0)
-        within("priority_period", self.priority_period, 1, COUNT)
         positive("stop_budget_seconds", self.stop_budget_seconds, SECONDS)
         positive("limit_seconds", self.limit_seconds, SECONDS)
 

@@ -32,8 +32,8 @@ class PairMean(ReducedMean):  # the model is the mean of the replicas, too
         self._others = range(1 if self._asks else 0, trainers.size, 2)
         self._chance = np.random.default_rng([seed, trainers.rank])
         self._reply = np.empty_like(weights)
-        self._service = Service(trainers, context.waiting)
-        self._pause = Backoff(context.waiting)
+        self._service = Service(trainers)
+        self._pause = Backoff()
         self._done = 0
 
     def round(self, fragment: int, active: bool, refer: Refer) -> bool:

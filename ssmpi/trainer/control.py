@@ -45,7 +45,7 @@ class Control:
     ) -> None:
         self._conversation, self._threads, self._waiting, self._stop = conversation, threads, waiting, stop
         self._progress, self._tally = progress, ExampleTally(conversation.size)
-        self._service = Service(conversation, waiting) if conversation.rank == 0 else None
+        self._service = Service(conversation) if conversation.rank == 0 else None
         self._answer = np.zeros(2, np.int64)
         self._pending: list[MPIRequest] = []
         self._outgoing: np.ndarray | None = None

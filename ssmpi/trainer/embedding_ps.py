@@ -53,7 +53,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     applied = AppliedPushes(start.memory, world.embedding.size)
     start.memory.ready()
     world.start_heartbeat(config.waiting)
-    service = Service(world.embedding, config.waiting)
+    service = Service(world.embedding)
     cpu_usage.set_up()
     address = counts.address if counts else None
     server = EmbeddingServer(arena, service, ArenaWriter(world.same_role_here), memory.address, address, applied)

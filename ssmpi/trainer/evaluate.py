@@ -194,19 +194,10 @@ class Evaluations:
         self.share(scored, "trainer 0 (to score the next rows)")
         return bool(scored[0])
 
-    def score_replica(self, split: str, replica: Callable[[], np.ndarray]) -> None:
-        """If ``evaluate.replica`` asks for it, score the first trainer's own weights and record them."""
-        if not self.options.replica or self.stopped or not self.has(split):
-            return
-        vector = replica().copy()
-        self.share(vector, "the other trainers")
-        if scored := self.score(split, vector):
-            self.record(split, scored, "replica 0")
-
-    def record(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
+    def record(self, split: str, scored: Scored, best: bool | None = None) -> None:
         """Record an evaluation; see ``RunResults.evaluated``."""
         if self.results:
-            self.results.evaluated(split, scored, what, best)
+            self.results.evaluated(split, scored, best)
 
     def share(self, values: np.ndarray, whom: str, waiting: WaitOptions | None = None) -> None:
         """Broadcast the first trainer's ``values``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ssmpi.trainer.evaluate import Evaluations
     from ssmpi.trainer.metrics.results import Scored
 
-PATIENCE, STOP_AT_AUC = "patience", "stop_at_auc"  # why a run ended early, as ``result.json`` says it
+PATIENCE = "patience"  # why a run ended early, as ``result.json`` says it
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,21 @@ class SelectionState:
     split: str
     reference: float | None = None
     without_gain: int = 0
-    auc: float | None = None
     kept_ne: float | None = None
     kept: int | None = None
 
-    def after(self, ne: float, auc: float, min_gain: float) -> SelectionState:
+    @classmethod
+    def of_json(cls, state: Mapping[str, Any]) -> SelectionState:
+        """From a checkpoint's; until 0.2.0 it had an ``auc`` besides."""
+        return cls(**{name: value for name, value in state.items() if name != "auc"})
+
+    def after(self, ne: float, min_gain: float) -> SelectionState:
         """The state after one more evaluation."""
         gain = not math.isnan(ne) and (self.reference is None or ne < self.reference - min_gain)
         return replace(
             self,
             reference=ne if gain else self.reference,
             without_gain=0 if gain else self.without_gain + 1,
-            auc=None if math.isnan(auc) else auc,
         )
 
     def is_best(self, ne: float) -> bool:
@@ -64,8 +67,6 @@ class SelectionState:
 
     def ended_by(self, options: EvaluateOptions) -> str:
         """Which rule ends training now; empty if none does."""
-        if options.stop_at_auc and self.auc is not None and self.auc >= options.stop_at_auc:
-            return STOP_AT_AUC
         return PATIENCE if options.patience and self.without_gain >= options.patience else ""
 
 
@@ -85,7 +86,7 @@ class ModelSelection:
     ) -> None:
         self._run, self._evaluations, self._checkpoints, self._model_state = run, evaluations, checkpoints, model
         self._options = evaluations.options
-        self.state = SelectionState(**state) if state else SelectionState(self._options.split)
+        self.state = SelectionState.of_json(state) if state else SelectionState(self._options.split)
         if self.state.split != self._options.split:  # results on another split do not apply to this one
             self.state = SelectionState(self._options.split)
         self._folder = run / BEST
@@ -103,9 +104,9 @@ class ModelSelection:
         """
         evaluations, results = self._evaluations, self._evaluations.results
         examples = results.logbook.totals()["examples"] if results else 0.0
-        numbers = np.array([scored.metrics["ne"], scored.metrics["auc"], examples])
+        numbers = np.array([scored.metrics["ne"], examples])
         evaluations.share(numbers, "trainer 0 (to evaluate)")
-        ne, auc, at = float(numbers[0]), float(numbers[1]), int(numbers[2])
+        ne, at = float(numbers[0]), int(numbers[1])
         best = self._options.keep == "best" and self.state.is_best(ne)
         also = best and self._options.final != self._options.split and evaluations.has(self._options.final)
         final = evaluations.score(self._options.final, scored.vector) if also else None
@@ -114,13 +115,14 @@ class ModelSelection:
         meanwhile = final.seconds if final else 0.0  # neither evaluation is training time
         evaluations.record(self._options.split, scored._replace(seconds=scored.seconds + meanwhile))
         self.scored_finally = also
-        self.state = self.state.after(ne, auc, self._options.min_gain)
+        self.state = self.state.after(ne, self._options.min_gain)
         if best and self._save(scored.vector, at, ne):
             self.state = replace(self.state, kept_ne=ne, kept=at)
         if final:
             evaluations.record(self._options.final, final._replace(seconds=0.0), best=self.state.kept == at)
         if results and self.ended_by:
-            results.logbook.say(f"training ends after {at:,} examples: {self._why(auc)}")
+            evaluated = counted(self.state.without_gain, "evaluation")
+            results.logbook.say(f"training ends after {at:,} examples: {evaluated} without gain (evaluate.patience)")
 
     def put_in_place(self) -> bool:
         """On the first trainer: make the best model the run's model; False, with a message, if there is none."""
@@ -180,12 +182,6 @@ class ModelSelection:
 
     def _place(self, examples: int) -> Path:
         return self._folder / f"after-{examples}"
-
-    def _why(self, auc: float) -> str:
-        if self.ended_by == STOP_AT_AUC:
-            return f"AUC {auc:.5f} reaches evaluate.stop_at_auc = {self._options.stop_at_auc:g}"
-        count = self.state.without_gain
-        return f"{counted(count, 'evaluation')} without gain (evaluate.patience)"
 
 
 def is_model_after(folder: Path, examples: int) -> bool:

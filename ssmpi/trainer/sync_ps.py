@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def serve_center(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
     """The whole life of a sync PS. The first trainer sends the initial center."""
     world.start_heartbeat(config.waiting)
-    service = Service(world.center, config.waiting)
+    service = Service(world.center)
     handler = exchanges.handler(
         config.sync, optimizer(config.dense), service, config.topology, world.center.directory, start.memory
     )

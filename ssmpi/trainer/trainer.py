@@ -211,15 +211,14 @@ class Trainer:
             self._notes.evaluated(self._cursor.position.part)
 
     def evaluate_final(self, split: str) -> None:
-        """Score the final model, and on request the first trainer's replica too. If the run is asked to stop meanwhile,
-        it also writes a checkpoint, so a resumed run can repeat this.
+        """Score the final model. If the run is asked to stop meanwhile, it also writes a checkpoint, so a resumed run
+        can repeat this.
         """
         if self.stopped:
             return
         evaluations, selection = self._evaluations, self._selection
         if not selection.scored_finally and (scored := evaluations.score_model(split)):
             evaluations.record(split, scored, best=selection.best_on(split))
-        evaluations.score_replica(split, lambda: self._model.gathered(self.replica.vector))
         if self.stopped:
             self.save()
 

@@ -44,7 +44,7 @@ def on_trainers(world, options, work):
     """``work(transport, placement)`` on trainers while the embedding PSs serve; its result."""
     placement = place(CARDINALITIES, max(1, world.topology.embedding_ps))
     if world.role is Role.EMBEDDING_PS:
-        service = Service(world.embedding, WAITING)
+        service = Service(world.embedding)
         memory = ProcessMemory().part("rows", shared=options.settings.transport != "messages")
         arena = Arena(options, placement, world.index, SEED, memory)
         server = EmbeddingServer(arena, service, address=memory.address)

@@ -82,7 +82,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     """``work(synchronizers)`` on a trainer, while sync PSs serve; the trainer's result."""
     kind = sync.algorithm_of(options)
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
-        service = Service(world.center, WAITING)
+        service = Service(world.center)
         handler = sync.exchanges.handler(
             options, optimizer(dense), service, world.topology, world.center.directory, ProcessMemory()
         )

@@ -1,7 +1,6 @@
 """Whole runs of groups over threads: stopped, resumed by others, killed."""
 
 import itertools
-import json
 import mmap
 
 import numpy as np
@@ -79,14 +78,6 @@ def test_groups_resume_what_a_trainer_alone_has_saved_and_the_other_way_round(tm
     three = ("topology.trainers=3", "topology.group=3", 'hierarchy.homes="first"')
     run = in_pieces(tmp_path / "cut", small_data, stop_after, [((), 7), ((*PAIR, STAGES), 30), (three, 31), ((), None)])
     assert_same(run, reference)
-
-
-def test_the_replica_of_a_group_is_scored_whole(tmp_path, small_data):
-    """Without other replicas it is the model."""
-    run = train_over_threads(tmp_path, small_data, *ONE, *PAIR, STAGES, "evaluate.replica=true")
-    lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
-    scored = {line["weights"]: (line["ne"], line["auc"]) for line in lines if line.get("split") == "test"}
-    assert scored["replica 0"] == scored["model"]
 
 
 def test_room_on_disk_is_made_for_every_members_file(tmp_path, small_data, monkeypatch):

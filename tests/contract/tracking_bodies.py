@@ -48,7 +48,7 @@ def count(world, transport):
 
 
 def count_on_server(world, options, placement):
-    scope, service, memory = scope_of(placement, world.index), Service(world.embedding, WAITING), ProcessMemory()
+    scope, service, memory = scope_of(placement, world.index), Service(world.embedding), ProcessMemory()
     rows, counts = (memory.part(name, shared=options.settings.transport == "shared") for name in ("rows", "accesses"))
     arena = Arena(options, placement, world.index, SEED, rows)
     place_of_counts = counts.allocate(TRACKING.bytes_for(scope))

@@ -18,7 +18,6 @@ from ssmpi.config import load
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.mpi.inbox import Inbox
 from ssmpi.runtime.mpi.service import GOODBYE, Service
-from ssmpi.runtime.mpi.waiting import WaitOptions
 from ssmpi.state.requirements import placement_of
 from ssmpi.sync.pace import Pace
 from ssmpi.tools.bottleneck import STEP, Estimate, LinkSpeeds, estimate
@@ -109,7 +108,7 @@ def test_a_server_behind_a_link_answers_at_the_links_rate(nap):
 def test_a_service_behind_a_link_ends_only_when_every_reply_has_left():
     conversation = Wire(Clock())
     conversation.waiting.extend([(1, 5, 1000), (1, GOODBYE, 0)])
-    service = Service(LimitedLink(conversation, 1e6), WaitOptions())
+    service = Service(LimitedLink(conversation, 1e6))
 
     def answer(source, tag, payload):
         service.reply(source, tag, service.buffer(20_000))

@@ -8,7 +8,6 @@ import typing
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from jobs.lab.study.grid import StudyFile, nested
@@ -16,7 +15,6 @@ from ssmpi.cluster import site
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config, differences, load
 from ssmpi.data.features import CRITEO, Features
-from ssmpi.embedding import trackers
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.zoo import NETWORKS, network_of
@@ -112,23 +110,6 @@ def test_a_schema_is_no_run_file(tmp_path):
         load(path)
 
 
-def test_ssu_samples_one_access_in_priority_period(tmp_path):
-    scope = trackers.Scope(np.array([[0, 1000, False]], np.int64))
-    sampled = []
-    for period in (1, 2, 10):
-        overrides = (
-            "checkpoint.priority=ssu",
-            "checkpoint.priority_fraction=0.9",
-            f"checkpoint.priority_period={period}",
-        )
-        tracking = read(tmp_path, *overrides).tracking
-        tracker = tracking.over(scope, np.zeros(tracking.bytes_for(scope), np.uint8))
-        tracker.observe(np.arange(600, dtype=np.int32))
-        sampled.append(len(tracker.select().rows))
-    assert sampled[0] == 600
-    assert sampled[1:] == [pytest.approx(300, abs=60), pytest.approx(60, abs=30)]  # five standard deviations
-
-
 def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text("")
@@ -193,7 +174,13 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("sync.by=trainer", "'sync.by' was removed: leave it out; a run behaves as with its default of \"thread\""),
         ("waiting.time_limit_seconds=0", "time_limit_seconds must be positive"),
         ("waiting.time_limit_seconds=1e300", "time_limit_seconds must be positive and at most 1e+09, got 1e+300"),
-        ("waiting.longest_sleep_us=1e9", "longest_sleep_us must be positive and at most 1e+06"),
+        ("waiting.longest_sleep_us=9", "'waiting.longest_sleep_us' was removed: leave it out"),
+        (
+            "evaluate.stop_at_auc=0.8",
+            "'evaluate.stop_at_auc' was removed: leave it out; evaluate.patience ends",
+        ),
+        ("evaluate.replica=true", "'evaluate.replica' was removed"),
+        ("checkpoint.priority_period=9", "'checkpoint.priority_period' was removed: leave it out; 'ssu' samples one a"),
         ("data.folder=", "data.folder must not be empty"),
         ("data.batch_size=10000000000", "data.batch_size must be at most"),
         ("data.block_rows=10000000000", "data.block_rows must be at most"),
@@ -279,7 +266,7 @@ def test_run_folders_of_earlier_versions_are_read(tmp_path):
     """They hold every setting with its value, of settings that are gone too."""
     path = tmp_path / "run.toml"
     path.write_text("[data]\nfolder = 'x'\n[waiting]\nspins = 0\n[sync]\nby = 'thread'\n[sync.easgd]\ncoupling = 0.0\n")
-    assert load(path) == load(path, ("waiting.longest_sleep_us=500",))
+    assert load(path) == load(path, ("waiting.time_limit_seconds=300",))
 
 
 def test_settings_of_single_features_are_kept_and_compared(tmp_path):

@@ -100,7 +100,7 @@ class LockstepRounds:
         self._pool = ThreadPoolExecutor(len(replicas))
         if self._central:
             (rank,) = self._channels["center"].directory.ranks_of(Role.SYNC_PS)
-            service = Service(self._conversation("center", rank, Traffic()), WAITING)  # trainers count both ways
+            service = Service(self._conversation("center", rank, Traffic()))  # trainers count both ways
             step = optimizer(self._pushing.dense)
             self._center = center = exchanges.center(self._options, step, service, ProcessMemory())
             self._job.answer = lambda: service.answer_pending(center.handle)

@@ -19,7 +19,7 @@ def tracker_of(kind: str, fraction: float, scope: Scope, arena: Arena) -> Tracke
     """A new tracker of a ``fraction`` of the rows; ``kind`` is ``mfu``, ``ssu`` or ``scar``."""
     if kind == "scar":
         return SCAR(scope, fraction, arena.weights)
-    tracking = Tracking(kind, fraction, period=2)
+    tracking = Tracking(kind, fraction)
     return tracking.over(scope, np.zeros(tracking.bytes_for(scope), np.uint8))
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.runtime.mpi.mailbox import LATE, find_full, is_full, mark_empty, mark_full
-from ssmpi.runtime.mpi.waiting import Backoff, WaitOptions
+from ssmpi.runtime.mpi.waiting import Backoff
 
 if TYPE_CHECKING:
     from ssmpi.runtime.mpi.mailbox import Mailboxes
     from ssmpi.runtime.protocols import Arrival, MPIRequest
 
-POLLING = WaitOptions(longest_sleep_us=50.0)
+POLLING = 50e-6  # seconds
 
 
 class Mover:

@@ -35,8 +35,8 @@ class Service:
     A payload is valid until the handler returns. Replies go through ``reply``, which keeps their buffers alive.
     """
 
-    def __init__(self, conversation: Conversation, waiting: WaitOptions) -> None:
-        self._conversation, self._waiting = conversation, waiting
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
         self._inbox = Inbox()
         self._in_flight: list[tuple[MPIRequest, np.ndarray]] = []
         self._spare: list[np.ndarray] = []
@@ -53,7 +53,7 @@ class Service:
 
     def serve(self, clients: int, handler: Handler) -> None:
         """Serve until ``clients`` clients have said goodbye and every reply has been sent."""
-        pause = Backoff(self._waiting, LONGEST_NAP)
+        pause = Backoff(longest=LONGEST_NAP)
         while clients:
             message = self._conversation.next_message(self._inbox)
             if message is None:

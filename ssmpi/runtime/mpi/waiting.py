@@ -18,36 +18,32 @@ from ssmpi.runtime.settings import SECONDS, positive
 class WaitOptions:
     """The ``[waiting]`` section: how ranks wait for each other, and how long."""
 
-    REMOVED: ClassVar = {"spins": (0, "")}
+    REMOVED: ClassVar = {"spins": (0, ""), "longest_sleep_us": (500.0, "")}
 
-    longest_sleep_us: float = 500.0
-    """Microseconds to which sleeps between tests for a message grow; or a twentieth of the wait so far (at most 10 ms,
-    a server 50 ms) where that is longer: an idle server need not poll 2,000 times a second.
-    """
     time_limit_seconds: float = 300.0
     """Seconds that any single answer may take."""
     frozen_seconds: float = 120.0
     """Seconds that a rank may go without a heartbeat before it counts as frozen."""
 
     def __post_init__(self) -> None:
-        positive("longest_sleep_us", self.longest_sleep_us, 1e6)
         positive("time_limit_seconds", self.time_limit_seconds, SECONDS)
         positive("frozen_seconds", self.frozen_seconds, SECONDS)
 
 
-SUPERVISOR = WaitOptions(longest_sleep_us=2000.0)  # for a main thread that supervises its worker threads
-
 SETTING = "waiting.time_limit_seconds"  # where most limits come from
+# Seconds to which sleeps between tests grow: for a message; in the main thread that supervises worker threads. After
+# that they are a twentieth of the wait so far: an idle server need not poll 2,000 times a second.
+MESSAGE, SUPERVISOR = 500e-6, 2e-3
 TOLERANCE, LONGEST_SLEEP = 0.05, 10e-3  # after a second a wait may end 10 ms late: a test costs tens of microseconds
 
 
 class Backoff:
-    """One wait in progress: call ``nap`` between tests, ``reset`` after something happened. No sleep is longer than
-    ``longest`` seconds, unless ``waiting`` says so.
+    """One wait in progress: call ``nap`` between tests, ``reset`` after something happened. Sleeps grow to ``usual``
+    seconds; in a long wait to ``longest``.
     """
 
-    def __init__(self, waiting: WaitOptions, longest: float = LONGEST_SLEEP) -> None:
-        self._waiting, self._longest = waiting, longest
+    def __init__(self, usual: float = MESSAGE, longest: float = LONGEST_SLEEP) -> None:
+        self._usual, self._longest = usual, longest
         self.reset()
 
     def reset(self) -> None:
@@ -58,7 +54,7 @@ class Backoff:
         """Yield the core, a little longer each time."""
         time.sleep(self._sleep)
         self._slept += self._sleep
-        longest = max(self._waiting.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, self._longest))
+        longest = max(self._usual, min(self._slept * TOLERANCE, self._longest))
         self._sleep = min(self._sleep * 1.5, longest)
 
 
@@ -77,7 +73,7 @@ def wait_until(done: Callable[[], object], waiting: WaitOptions, whom: str, sett
     """Wait until ``done()`` is true; PeerError after the time limit, naming ``whom`` and the setting of the limit."""
     if done():
         return
-    pause = Backoff(waiting)
+    pause = Backoff()
     deadline = time.monotonic() + waiting.time_limit_seconds
     while not done():
         if time.monotonic() > deadline:

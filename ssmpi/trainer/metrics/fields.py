@@ -76,7 +76,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
         (EVALUATION,),
         "what was scored; `progressive`: a part of the data before training on it (`evaluate.progressive`)",
     ),
-    "weights": ((EVALUATION,), "`model`: the common model; `replica 0`: the first trainer's own (`evaluate.replica`)"),
+    "weights": ((EVALUATION,), "always `model`"),
     "rows": ((EVALUATION, ROW_SAVE, KEYS), "rows scored, or saved, or that there are for keys of the feature"),
     "feature": ((KEYS,), "whose dynamic table it is; there is a line for each at every pause of training"),
     "keys": ((KEYS,), "keys that have rows after the pause"),

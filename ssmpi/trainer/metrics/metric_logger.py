@@ -117,11 +117,11 @@ class MetricLogger:
             STEPS_BY_TRAINER: (steps / seconds).round(3).tolist(),
         }
 
-    def evaluated(self, split: str, metrics: dict[str, float], seconds: float, what: str = "model") -> None:
+    def evaluated(self, split: str, metrics: dict[str, float], seconds: float) -> None:
         """Write one evaluation. The time it took does not count as training time."""
         self.pause(seconds)
-        self._write({"kind": "evaluation", "split": split, "weights": what, **self._where(), **metrics})
-        self.say(f"{split} ({what}): {describe(metrics)}")
+        self._write({"kind": "evaluation", "split": split, "weights": "model", **self._where(), **metrics})
+        self.say(f"{split} (model): {describe(metrics)}")
 
     def saved(self, line: dict[str, Any]) -> None:
         """Write what saving a checkpoint cost, or that it failed."""

@@ -72,14 +72,13 @@ class RunResults:
         if options.tensorboard:
             self.logbook.writer = event_writer(folder, int(self.logbook.totals()["examples"]))
 
-    def evaluated(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
+    def evaluated(self, split: str, scored: Scored, best: bool | None = None) -> None:
         """Keep one evaluation as the last one of its split, and as the best if its NE is lowest, or as ``best``
         says.
         """
-        self.logbook.evaluated(split, scored.metrics, scored.seconds, what)
+        self.logbook.evaluated(split, scored.metrics, scored.seconds)
         found = {**scored.metrics, "after_examples": self.logbook.totals()["examples"]}
-        name = split if what == "model" else f"{split} ({what})"
-        kept = self.evaluations.setdefault(name, {"last": found, "best": found})
+        kept = self.evaluations.setdefault(split, {"last": found, "best": found})
         kept["last"] = found
         lowest = kept["best"]["ne"]  # None, NaN in JSON, where all labels are the same
         if best if best is not None else found["ne"] < (math.inf if lowest is None else lowest):

@@ -16,7 +16,7 @@ UNUSUAL = np.array([0.0, -0.0, np.nan, np.inf, 1e-40], np.float32)
 
 
 def edge(width, kept, bf16=False):
-    return Edge("x", slice(0, width), 0, 1, bf16, gradient=True, kept=kept)
+    return Edge("x", width, 0, 1, bf16, gradient=True, kept=kept)
 
 
 def mailbox(size):

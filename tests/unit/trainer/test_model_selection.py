@@ -25,7 +25,7 @@ from ssmpi.state.checkpoint.store import Store, read_manifest
 from ssmpi.tools.score import open_run
 from ssmpi.trainer import trainer
 from ssmpi.trainer.evaluate import Evaluator
-from ssmpi.trainer.model_selection import PATIENCE, STOP_AT_AUC, ModelSelection, SelectionState
+from ssmpi.trainer.model_selection import PATIENCE, ModelSelection, SelectionState
 from ssmpi.trainer.scorer import Scorer
 
 # a few rows, learned by heart: the validation NE falls for three passes, then rises
@@ -59,10 +59,10 @@ def overfitted(tmp_path_factory, few):
 
 
 def standing(*figures, min_gain=0.0):
-    """After evaluations of (NE, AUC)."""
+    """After evaluations of NE."""
     found = SelectionState("validation")
-    for ne, auc in figures:
-        found = found.after(ne, auc, min_gain)
+    for ne in figures:
+        found = found.after(ne, min_gain)
     return found
 
 
@@ -86,7 +86,7 @@ def evaluated(run, split="validation"):
     ],
 )
 def test_evaluations_without_gain_are_counted(figures, min_gain, without):
-    found = standing(*[(ne, 0.7) for ne in figures], min_gain=min_gain)
+    found = standing(*figures, min_gain=min_gain)
     assert found.without_gain == without
     for patience in (1, 2, 3):
         ended = found.ended_by(EvaluateOptions(patience=patience, min_gain=min_gain))
@@ -94,18 +94,11 @@ def test_evaluations_without_gain_are_counted(figures, min_gain, without):
     assert not found.ended_by(EvaluateOptions())
 
 
-def test_training_ends_where_the_auc_is_reached():
-    options = EvaluateOptions(stop_at_auc=0.8)
-    assert [standing((0.8, auc)).ended_by(options) for auc in (0.7999, 0.8, 0.9)] == ["", STOP_AT_AUC, STOP_AT_AUC]
-    assert not standing((0.8, math.nan)).ended_by(options)
-    assert not standing().ended_by(options)
-    assert not standing((0.8, 0.99)).ended_by(EvaluateOptions())
-
-
 def test_a_standing_survives_json():
-    found = standing((0.8, 0.7), (0.9, math.nan))
-    text = json.dumps(vars(found), allow_nan=False)
-    assert SelectionState(**json.loads(text)) == found
+    """Also that of an earlier version, which had an AUC."""
+    found = standing(0.8, math.nan)
+    text = json.dumps(vars(found) | {"auc": 0.7}, allow_nan=False)
+    assert SelectionState.of_json(json.loads(text)) == found
 
 
 @pytest.mark.parametrize(
@@ -115,8 +108,6 @@ def test_a_standing_survives_json():
         ("evaluate.patience=-1", "evaluate.patience must be at least 0"),
         ("evaluate.min_gain=nan", "evaluate.min_gain = nan is not a finite number"),
         ("evaluate.min_gain=0.1", "set patience too"),
-        ("evaluate.stop_at_auc=1", "evaluate.stop_at_auc must be in"),
-        ("evaluate.stop_at_auc=inf", "evaluate.stop_at_auc = inf is not a finite number"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(tmp_path, override, said):
@@ -125,7 +116,7 @@ def test_a_rule_that_makes_no_sense_is_refused(tmp_path, override, said):
         load(tmp_path / "run.toml", (override,))
 
 
-@pytest.mark.parametrize("rule", ["evaluate.keep=best", "evaluate.patience=2", "evaluate.stop_at_auc=0.8"])
+@pytest.mark.parametrize("rule", ["evaluate.keep=best", "evaluate.patience=2"])
 def test_a_rule_without_evaluations_is_refused(tmp_path, few, rule):
     with pytest.raises(SettingsError, match=r"needs evaluations while training: set evaluate.split"):
         write_run_file(tmp_path, few, rule, "evaluate.split=none")
@@ -191,15 +182,6 @@ def test_training_ends_after_evaluations_without_gain(tmp_path, few, overfitted)
     assert run.result["examples"] == 1_000 * len(series) < run.result["expected_examples"] == 9_000
     assert all(ne > min(series[:-2]) for ne in series[-2:])
     assert read_manifest(model_files.find(run.folder)).state["examples"] == 1_000 * (1 + int(np.argmin(series)))
-
-
-def test_training_ends_at_an_auc(tmp_path, few, overfitted):
-    wanted = evaluated(overfitted)[1]["auc"]
-    run = train_over_threads(tmp_path, few, *OVERFIT, "evaluate.keep=last", f"evaluate.stop_at_auc={wanted}")
-    first = next(k for k, line in enumerate(evaluated(overfitted)) if line["auc"] >= wanted)
-    assert (run.result["status"], run.result["ended_by"]) == ("complete", "stop_at_auc")
-    assert run.result["examples"] == 1_000 * (first + 1)
-    assert run.result["evaluations"]["test"]["last"]["after_examples"] == run.result["examples"]
 
 
 @pytest.fixture

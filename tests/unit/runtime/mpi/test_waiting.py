@@ -5,7 +5,7 @@ import pytest
 
 from ssmpi.runtime.mpi import waiting
 from ssmpi.runtime.mpi.service import GOODBYE, Service
-from ssmpi.runtime.mpi.waiting import Backoff, WaitOptions
+from ssmpi.runtime.mpi.waiting import Backoff
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ class Silence:
 
 
 def test_a_server_without_messages_looks_twenty_times_a_second(naps):
-    Service(Silence(naps, 61.0), WaitOptions()).serve(1, None)
+    Service(Silence(naps, 61.0)).serve(1, None)
     assert sum(nap for nap in naps if nap == 0.05) == pytest.approx(60, abs=0.2)
     assert sum(naps) < 61.06
 
 
 def test_no_wait_ends_later_than_a_twentieth_of_it(naps):
-    pause = Backoff(WaitOptions(longest_sleep_us=20.0))
+    pause = Backoff(20e-6)
     for _ in range(5_000):
         pause.nap()
     slept = np.cumsum(naps)
@@ -42,7 +42,7 @@ def test_no_wait_ends_later_than_a_twentieth_of_it(naps):
 
 
 def test_naps_are_short_again_after_a_message(naps):
-    pause = Backoff(WaitOptions(), 0.05)
+    pause = Backoff(longest=0.05)
     for _ in range(2_000):
         pause.nap()
     pause.reset()

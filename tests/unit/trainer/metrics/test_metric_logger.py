@@ -41,25 +41,19 @@ def written(run):
 
 
 def test_an_evaluation_stands_where_it_was_made(tmp_path, small_data):
-    run = train_over_threads(tmp_path, small_data, *SETTINGS, "evaluate.per_pass=3", "evaluate.replica=true")
+    run = train_over_threads(tmp_path, small_data, *SETTINGS, "evaluate.per_pass=3")
     windows, evaluations = written(run)
     total = run.result["examples"]
     places = [line["examples"] for line in evaluations]
     assert places == sorted(places)
     assert 0 < places[0] < places[1] < places[2] == total
-    assert [line["split"] for line in evaluations] == ["validation"] * 3 + ["test"] * 2
-    assert [line["weights"] for line in evaluations] == ["model"] * 4 + ["replica 0"]
+    assert [line["split"] for line in evaluations] == ["validation"] * 3 + ["test"]
+    assert [line["weights"] for line in evaluations] == ["model"] * 4
     assert {line["rows"] for line in evaluations} == {600.0}
     assert windows[-1]["examples"] == total
     last, best = (run.result["evaluations"]["validation"][name] for name in ("last", "best"))
     assert last["ne"] == pytest.approx(evaluations[2]["ne"])
     assert best["ne"] == pytest.approx(min(line["ne"] for line in evaluations[:3]))
-
-
-def test_one_trainer_alone_scores_like_its_own_replica(tmp_path, small_data):
-    run = train_over_threads(tmp_path, small_data, *SETTINGS, "evaluate.replica=true", "sync.algorithm=none")
-    model, replica = (run.result["evaluations"][name]["last"] for name in ("test", "test (replica 0)"))
-    assert model["log_loss"] == replica["log_loss"]
 
 
 def test_a_run_can_be_drawn(tmp_path, small_data):
@@ -119,7 +113,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
         "recovery.max_lost_fraction=1",
     )
     sparse = ("sync.algorithm=async_ps", "sync.codec=threshold:0.9")
-    options = (*SETTINGS[1:], *EASGD, *sparse, *often, "evaluate.replica=true", "checkpoint.priority=mfu")
+    options = (*SETTINGS[1:], *EASGD, *sparse, *often, "checkpoint.priority=mfu")
     data = name_group(make_dataset(tmp_path / "data", 6_000, shard=2_300), "C9")
     run = train_over_threads(tmp_path, data, *options, memory=tmp_path)
     found = {}
