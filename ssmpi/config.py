@@ -18,10 +18,10 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import Tracking
-from ssmpi.model import custom_code, graph, top_k
-from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
+from ssmpi.model import custom_network, graph, top_k
 from ssmpi.model.hierarchy_options import HierarchyOptions
 from ssmpi.model.network import Inputs, Network
+from ssmpi.model.optimizers import DENSE_OPTIMIZERS
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.model.part import Part, transform, whole
 from ssmpi.model.places import Places
@@ -171,7 +171,7 @@ class Config:
             f"sync.fragments = {self.sync.fragments:,} is more than the {network.parameters:,} parameters of the dense "
             "model",
         )
-        own_operators = custom_code.own_operators(network.operators)
+        own_operators = custom_network.own_operators(network.operators)
         require(
             not own_operators or self.model.precision == "fp32",
             f"model.precision = '{self.model.precision}': operators of one's own are computed in float32: set 'fp32'",

@@ -24,8 +24,7 @@ from ssmpi.bench.reporting import say
 from ssmpi.bench.windows import Timing, median, spent
 from ssmpi.config import Config, load
 from ssmpi.model import reference
-from ssmpi.model.initial import initial_vector
-from ssmpi.model.parameters import by_name
+from ssmpi.model.parameters import by_name, initial_vector
 
 CORES = len(os.sched_getaffinity(0))
 FUSED, WHOLE = "TorchRec, fused", "TorchRec"

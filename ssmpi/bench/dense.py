@@ -13,8 +13,7 @@ from ssmpi.bench import plain_pytorch
 from ssmpi.bench.plain_pytorch import BatchSource
 from ssmpi.config import Config
 from ssmpi.model.network import DENSE, DotInteraction, Linear
-from ssmpi.model.optim import dense_optimizer
-from ssmpi.model.replica import Replica
+from ssmpi.model.replica import Replica, dense_optimizer
 
 Step = Callable[[], object]
 

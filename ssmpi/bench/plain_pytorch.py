@@ -23,9 +23,8 @@ from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.model import reference
-from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
-from ssmpi.model.parameters import by_name
+from ssmpi.model.parameters import by_name, initial_vector
 from ssmpi.runtime.bags import Bags
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.settings import require

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ssmpi.model import custom_code, reference
+from ssmpi.model import custom_network, reference
 from ssmpi.model.network import Network
 from ssmpi.runtime.errors import SettingsError
 
@@ -52,7 +52,7 @@ def try_step(network: Network) -> list[str]:
         try:
             found = torch.autograd.grad(logits.sum(), (rows, *weights.values()), allow_unused=True)
         except RuntimeError as error:
-            kinds = custom_code.kinds_of(network.operators)
+            kinds = custom_network.kinds_of(network.operators)
             raise SettingsError(
                 f"{kinds}: the backward pass over dummy examples fails: {error}; use torch's operators in by_torch, do "
                 "not detach all of its inputs, and change none in place"

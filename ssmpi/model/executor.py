@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from ssmpi.model import blas, brgemm, gemm, kernels, onednn_gemm
-from ssmpi.model.dense_optimizers import at_step, update
 from ssmpi.model.gemm import Gemm
 from ssmpi.model.instructions import deferrable, run
 from ssmpi.model.messages import NOBODY, Channel, Mail
+from ssmpi.model.optimizers import at_step, update
 from ssmpi.model.program import (
     BY_A,
     COLUMNS,

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ssmpi.model import custom_code, program, zoo
+from ssmpi.model import custom_network, program, zoo
 from ssmpi.model.network import Inputs, Network, Operator
 from ssmpi.runtime import settings, user_code
 from ssmpi.runtime.errors import DataError, SettingsError, json_problem
@@ -40,7 +40,7 @@ def as_json(network: Network) -> dict[str, Any]:
     """A network as JSON."""
     operators = [{**saved(operator), "width": network.widths[operator.name]} for operator in network.operators]
     body = {"version": VERSION, "inputs": dataclasses.asdict(network.inputs), "operators": operators}
-    if code := custom_code.texts_of(network.operators):
+    if code := custom_network.texts_of(network.operators):
         body["code"] = code
     found: dict[str, Any] = json.loads(json.dumps(body))
     return found
@@ -78,7 +78,9 @@ def _own_kinds(code: Mapping[str, str]) -> dict[str, type[Operator]]:
     found: dict[str, type[Operator]] = {}
     for file, text in code.items():
         path = Path(file)
-        module = user_code.run_user_code(path, "the file", partial(user_code.module_of, path, text), custom_code.REMEDY)
+        module = user_code.run_user_code(
+            path, "the file", partial(user_code.module_of, path, text), custom_network.REMEDY
+        )
         own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Operator)]
         found |= {f"{file}:{kind.__qualname__}": kind for kind in own if kind.__module__ == module.__name__}
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from ssmpi.model.dense_optimizers import DENSE_OPTIMIZERS
+from ssmpi.model.optimizers import DENSE_OPTIMIZERS
 from ssmpi.runtime import optimizer_options
 from ssmpi.runtime.settings import EXAMPLES, FLOAT32, require, within
 

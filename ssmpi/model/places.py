@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import ClassVar, NamedTuple
 
-from ssmpi.model import custom_code
+from ssmpi.model import custom_network
 from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Network, Operator
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.settings import suggestion
@@ -125,10 +125,10 @@ def places_of(texts: Sequence[str], network: Network, group: int) -> Places:
     """The places that ordered rules give the network's operators. Operators without parameters that no rule matches are
     at home. SettingsError names rule and operator.
     """
-    if own := custom_code.own_operators(network.operators):
+    if own := custom_network.own_operators(network.operators):
         raise SettingsError(
-            f"operator {own[0].name!r} ({custom_code.kinds_of(own[:1])}) is a custom one, which torch computes, and a "
-            "group's members compute compiled ones only: set topology.group = 1"
+            f"operator {own[0].name!r} ({custom_network.kinds_of(own[:1])}) is a custom one, which torch computes, and "
+            "a group's members compute compiled ones only: set topology.group = 1"
         )
     rules = [rule_of(text) for text in texts]
     names = [operator.name for operator in network.operators]

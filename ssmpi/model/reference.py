@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch.nn.functional import linear
 
-from ssmpi.model import custom_operator
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
     DENSE,
@@ -27,12 +27,17 @@ from ssmpi.model.network import (
 from ssmpi.model.program import NARROWEST
 from ssmpi.model.top_k import TopK
 from ssmpi.runtime import user_code
+from ssmpi.runtime.errors import SettingsError
 
 ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda values: values,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
 }
+REMEDY = (
+    "'by_torch(self, parameters, *inputs)' is given its parameters by the names that form gives them, without the "
+    "operator's name, and each input as a tensor (batch, width)"
+)
 
 
 @cache
@@ -79,7 +84,7 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
     """The output (batch, width) of one operator for ``inputs``, each (batch, its width)."""
     match operator:
         case _ if user_code.is_own(type(operator)):
-            return custom_operator.output(operator, parameters, inputs)
+            return _by_torch(operator, parameters, inputs)
         case Linear():
             return _linear(operator, parameters, inputs[0], inputs[0].dtype)
         case DotInteraction():
@@ -106,3 +111,34 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
             squares = vectors.sum(dim=1).square() - vectors.square().sum(dim=1)
             return 0.5 * squares.sum(dim=1, keepdim=True)
     raise NotImplementedError(f"torch's form of {type(operator).__name__} is not written")
+
+
+@runtime_checkable
+class ByTorch(Protocol):
+    """An operator, as torch computes it."""
+
+    def by_torch(self, parameters: Mapping[str, torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        """Its output (batch, width) for ``inputs``, each (batch, its width), by operators that autograd knows;
+        ``parameters`` by the names that ``form`` gives them, without the operator's.
+        """
+
+
+def _by_torch(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
+    """The output of a custom operator; SettingsError says what is wrong with it, and where."""
+    kind, path = type(operator), user_code.path_of(type(operator))
+    what = f"operator {operator.name!r} ({kind.__name__})"
+    if not isinstance(operator, ByTorch):
+        raise SettingsError(
+            f"{path}: {what} has no method 'by_torch', which computes its output (batch, width) with torch; {REMEDY}"
+        )
+    begin = f"{operator.name}."
+    own = {name.removeprefix(begin): value for name, value in parameters.items() if name.startswith(begin)}
+    found: object = user_code.run_user_code(path, what, lambda: operator.by_torch(own, *inputs), REMEDY)
+    wanted = len(inputs[0]), operator.form(*(value.shape[1] for value in inputs)).width
+    if not isinstance(found, torch.Tensor) or found.shape != wanted:
+        given = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"
+        raise SettingsError(f"{path}: {what}: by_torch returned {given}, its form says {wanted}: fix one of them")
+    if found.dtype != inputs[0].dtype:
+        kinds = f"a tensor of {found.dtype}, its inputs are {inputs[0].dtype}"
+        raise SettingsError(f"{path}: {what}: by_torch returned {kinds}: fix it")
+    return found

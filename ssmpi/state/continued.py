@@ -8,7 +8,7 @@ from pathlib import Path
 from ssmpi.config import Config, load
 from ssmpi.data.schema import DatasetManifest
 from ssmpi.embedding.table import KEYS
-from ssmpi.model.dense_optimizers import optimizer_of
+from ssmpi.model.optimizers import optimizer_of
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files import result_marker, run_files
 from ssmpi.runtime.files.log import log

@@ -14,9 +14,9 @@ from ssmpi.data.schema import DatasetManifest, read_manifest
 from ssmpi.embedding.keyed_memory import KeyMemory
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.trackers import scope_of
-from ssmpi.model import custom_code
-from ssmpi.model.dense_optimizers import optimizer_of
+from ssmpi.model import custom_network
 from ssmpi.model.network import floats_in
+from ssmpi.model.optimizers import optimizer_of
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.mpi.memory_header import HEADER
@@ -33,7 +33,7 @@ def composed(config: Config, features: Features) -> Config:
     custom operators; SettingsError if that fails.
     """
     found = config.with_code().over(features)
-    if own := custom_code.kinds_of(found.network.operators):
+    if own := custom_network.kinds_of(found.network.operators):
         from ssmpi.model.autograd_step import try_step  # here, because importing torch takes seconds
 
         if unreached := try_step(found.network):

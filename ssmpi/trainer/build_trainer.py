@@ -13,15 +13,15 @@ from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import Deal, TrainedRows
 from ssmpi.embedding.table import KEYS
-from ssmpi.model import custom_code, processor
-from ssmpi.model.dense_optimizers import optimizer_of
-from ssmpi.model.optim import DenseOptimizer, dense_optimizer
-from ssmpi.model.replica import Replica
+from ssmpi.model import custom_network, processor
+from ssmpi.model.optimizers import optimizer_of
+from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.runtime.compiled import first_use
 from ssmpi.runtime.files.log import during, log
 from ssmpi.runtime.mpi.failure import start
 from ssmpi.runtime.mpi.rank_memory import Note
 from ssmpi.runtime.mpi.shared_memory import Memory
+from ssmpi.runtime.protocols import DenseOptimizer
 from ssmpi.state.checkpoint import parent
 from ssmpi.state.checkpoint.context import SaveContext
 from ssmpi.state.checkpoint.trainer_state import Checkpoint, LiveState, restore
@@ -68,7 +68,7 @@ def warn(config: Config, world: World, start: Start) -> None:
         log.warning(f"sync.{name} has no effect, because sync.pace = '{config.sync.pace}': leave it out")
     if config.model.precision == "bf16" and processor.without_bfloat16():
         log.warning(processor.SLOW_BFLOAT16)
-    if slow := custom_code.kinds_of(config.network.operators):
+    if slow := custom_network.kinds_of(config.network.operators):
         log.warning(f"no kernels for {slow}: all of the network is computed by torch's autograd, which is slower")
 
 

@@ -24,9 +24,8 @@ from ssmpi.embedding.transport import RemoteTables
 from ssmpi.model.lane import HelperModel, HomeModel, MemberModel
 from ssmpi.model.messages import Channel
 from ssmpi.model.network import floats_in
-from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.part import Part, transform
-from ssmpi.model.replica import Replica, ThreadModel
+from ssmpi.model.replica import Replica, ThreadModel, dense_optimizer
 from ssmpi.runtime.mpi.mailbox import LATE
 from ssmpi.trainer.progress import Progress
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.model import dense_optimizers
+from ssmpi.model import optimizers
 from ssmpi.model.options import DenseOptions
 from ssmpi.runtime.host import cpu_usage
 from ssmpi.runtime.mpi.service import Service
@@ -37,14 +37,14 @@ class ShardOptimizer:
     """The optimizer of ``[dense]`` for one shard of the weights, without torch, which a sync PS does not load."""
 
     def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
-        self._optimizer, self._weights = dense_optimizers.optimizer_of(options), weights
+        self._optimizer, self._weights = optimizers.optimizer_of(options), weights
         self.state = np.full(weights.size * len(self._optimizer.vectors), self._optimizer.initial, np.float32)
 
     def __call__(self, gradients: np.ndarray, factor: float) -> None:
         """One step."""
-        now = dense_optimizers.at_step(self._optimizer.numbers, np.zeros(1), factor)  # counts in none of them
+        now = optimizers.at_step(self._optimizer.numbers, np.zeros(1), factor)  # counts in none of them
         state = self.state.reshape(len(self._optimizer.vectors), self._weights.size)
-        dense_optimizers.update(now, self._weights, gradients, state, 0)
+        optimizers.update(now, self._weights, gradients, state, 0)
 
 
 def optimizer(options: DenseOptions) -> Callable[[np.ndarray], ShardOptimizer]:

@@ -91,9 +91,8 @@ class Trainer:
         context = build_trainer.save_context(config, world, folder, self.tables, self._stop, memory)
         logbook = self._results.logbook if self._results else None
         self._checkpoints = CheckpointManager(context, logbook, self.progress.examples_of_all)
-        evaluator = Evaluator(
-            config.evaluate, self._reader.folder, world, self.tables.lookups, self.replica.scoring_model, self._stop
-        )
+        scoring = self.replica.scoring_model
+        evaluator = Evaluator(config.evaluate, self._reader.folder, world, self.tables.lookups, scoring, self._stop)
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results, self._model, self._rest)
         selected = saved.state.get(SELECTION) if saved else None
         self._selection = ModelSelection(

@@ -9,10 +9,9 @@ from owners import BY_LAYER, IN_TURN, NETWORK, WHOLE
 from ranks import over_threads
 from sync_bodies import WAITING, on_trainers, options
 
-from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DenseOptions
 from ssmpi.model.part import Part
-from ssmpi.model.replica import Replica
+from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.topology import Topology
 from ssmpi.state.checkpoint import dense_vectors, files

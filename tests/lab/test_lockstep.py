@@ -13,8 +13,7 @@ from jobs.lab.lockstep import lockstep as lockstep_command
 from jobs.lab.lockstep import paired
 from jobs.lab.lockstep.rounds import LockstepRounds
 from jobs.lab.lockstep.run import Lockstep, LockstepRun
-from ssmpi.model.optim import ReplicaOptimizer
-from ssmpi.model.replica import ThreadModel
+from ssmpi.model.replica import ReplicaOptimizer, ThreadModel
 from ssmpi.runtime.errors import SettingsError, UserError
 from ssmpi.sync import Options
 

@@ -38,8 +38,7 @@ from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
-from ssmpi.model.optim import dense_optimizer
-from ssmpi.model.replica import ThreadModel
+from ssmpi.model.replica import ThreadModel, dense_optimizer
 from ssmpi.runtime.errors import TrainingError
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.mpi.shared_memory import PrivateMemory

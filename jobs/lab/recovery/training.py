@@ -19,8 +19,7 @@ from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_servers import LocalServers
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.trackers import Tracking
-from ssmpi.model.optim import dense_optimizer
-from ssmpi.model.replica import Replica
+from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.runtime.errors import TrainingError
 from ssmpi.runtime.quality import Quality
 

@@ -8,9 +8,8 @@ import torch
 from test_lanes import network_named
 from test_model import batch, replica
 
-from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DenseOptions
-from ssmpi.model.replica import Replica
+from ssmpi.model.replica import Replica, dense_optimizer
 
 STEPS = 60
 TORCHS = {

@@ -20,12 +20,11 @@ from ssmpi.model.edges import Receive, Send
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HomeModel
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Linear, Network
-from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
 from ssmpi.model.part import transform
 from ssmpi.model.places import PLANS, places_of
 from ssmpi.model.program import Program
-from ssmpi.model.replica import Replica
+from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.model.top_k import TopK
 from ssmpi.model.zoo import network_of
 from ssmpi.runtime.mpi.mailbox import LATE

@@ -14,11 +14,10 @@ from runs import train_over_threads
 from ssmpi.model import blas, processor, reference
 from ssmpi.model.executor import PIECE
 from ssmpi.model.network import Inputs
-from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DenseOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.part import Part
-from ssmpi.model.replica import Replica
+from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.model.zoo import network_of
 from ssmpi.runtime.errors import DataError
 from ssmpi.state.checkpoint import files

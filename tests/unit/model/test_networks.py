@@ -13,7 +13,6 @@ from ssmpi.model import blas, brgemm, kernels
 from ssmpi.model.autograd_step import AutogradStep
 from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
-from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import (
     DENSE,
     ROWS,
@@ -28,11 +27,10 @@ from ssmpi.model.network import (
     cross,
     mlp,
 )
-from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
-from ssmpi.model.parameters import OwnedParameters, by_name
+from ssmpi.model.parameters import OwnedParameters, by_name, initial_vector
 from ssmpi.model.program import Program
-from ssmpi.model.replica import Replica
+from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.row_layout import RowLayout
