@@ -20,10 +20,10 @@ from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import Tracking
 from ssmpi.model import custom_network, graph, top_k
 from ssmpi.model.hierarchy_options import HierarchyOptions
+from ssmpi.model.member_program import MemberProgram, transform, whole
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.optimizers import DENSE_OPTIMIZERS
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
-from ssmpi.model.part import Part, transform, whole
 from ssmpi.model.places import Places
 from ssmpi.model.zoo import network_of
 from ssmpi.runtime import settings, user_code
@@ -196,7 +196,7 @@ class Config:
         return self.hierarchy.places(self.network, self.topology.group)
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MemberProgram]:
         """What each member of a group owns, and computes of its own lanes if it has any, or else of the first one's;
         one part, if trainers hold whole replicas.
         """

@@ -6,10 +6,10 @@ import numpy as np
 
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HelperModel, HomeModel, HomeOptimizer
+from ssmpi.model.member_program import transform
 from ssmpi.model.messages import Channel
 from ssmpi.model.options import DenseOptions
 from ssmpi.model.parameters import by_name
-from ssmpi.model.part import transform
 from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.runtime.mpi.mailbox import PAYLOAD, room
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ssmpi.model.part import check_owners
+from ssmpi.model.member_program import check_owners
 from ssmpi.model.places import PLANS, Places, places_of
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.settings import require

@@ -25,9 +25,9 @@ import numpy as np
 from ssmpi.model import blas, brgemm, kernels
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import GRADIENTS, WEIGHTS, CompiledStep, finish, mail_of, run_step
+from ssmpi.model.member_program import FACTOR, MemberProgram
 from ssmpi.model.messages import Channel, Mail, receive, send
 from ssmpi.model.network import floats_in
-from ssmpi.model.part import FACTOR, Part
 from ssmpi.model.program import Program
 from ssmpi.model.replica import ThreadModel
 from ssmpi.runtime.compiled.aligned import aligned
@@ -45,7 +45,8 @@ class MemberModel(ThreadModel):
     """
 
     def __init__(
-        self, part: Part, memory: np.ndarray, precision: str, channel: Channel, estimates: Estimates | None = None
+        self, part: MemberProgram, memory: np.ndarray, precision: str, channel: Channel,
+        estimates: Estimates | None = None,
     ) -> None:  # fmt: skip
         self.weights = memory[: floats_in(part.layout)]
         self._gradients, self._owned = aligned(self.weights.shape), floats_in(part.owned.layout)
@@ -66,7 +67,8 @@ class HomeModel(MemberModel):
     """The model of the lane's home."""
 
     def __init__(
-        self, part: Part, memory: np.ndarray, precision: str, channel: Channel, estimates: Estimates | None = None
+        self, part: MemberProgram, memory: np.ndarray, precision: str, channel: Channel,
+        estimates: Estimates | None = None,
     ) -> None:  # fmt: skip
         super().__init__(part, memory, precision, channel, estimates)
         begins = [part.begin(helper) for helper in part.helpers]
@@ -115,7 +117,8 @@ class HelperModel(MemberModel):
     """The model of another member, for the lane."""
 
     def __init__(
-        self, part: Part, memory: np.ndarray, precision: str, channel: Channel, estimates: Estimates | None = None
+        self, part: MemberProgram, memory: np.ndarray, precision: str, channel: Channel,
+        estimates: Estimates | None = None,
     ) -> None:  # fmt: skip
         super().__init__(part, memory, precision, channel, estimates)
         self._lent, self._begin = _lent(part), part.begin(part.member)
@@ -153,7 +156,7 @@ class HelperModel(MemberModel):
         return factor
 
 
-def _lent(part: Part) -> np.ndarray:
+def _lent(part: MemberProgram) -> np.ndarray:
     """int64 (ranges, 2): where in a helper's memory the parameters lie that it lends, and how many floats."""
     lent, found, place = {name for name, _ in part.lent.get(part.member, ())}, list[list[int]](), 0
     for name, shape in part.owned.layout:

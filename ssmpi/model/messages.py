@@ -32,10 +32,10 @@ NUMBER, CODE = range(2)
 
 @dataclass(frozen=True)
 class Channel:
-    """The mailboxes of one lane, as they are numbered in ``Part.mailboxes``: ``addresses`` int64, 0 where this member
-    neither sends nor reads; how long to wait for a message, in ns; ``error(number, code)`` is what to raise for a code
-    other than DONE. ``failed`` int64 (2,): the last mailbox used, and its code. After a failure nothing is sent or
-    awaited any more: the step runs to its end, and ``check`` raises.
+    """The mailboxes of one lane, as they are numbered in ``MemberProgram.mailboxes``: ``addresses`` int64, 0 where this
+    member neither sends nor reads; how long to wait for a message, in ns; ``error(number, code)`` is what to raise for
+    a code other than DONE. ``failed`` int64 (2,): the last mailbox used, and its code. After a failure nothing is sent
+    or awaited any more: the step runs to its end, and ``check`` raises.
     """
 
     addresses: np.ndarray

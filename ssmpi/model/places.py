@@ -22,7 +22,7 @@ NEAR = 1.1  # times the busiest stage of the best balance: among such cuts ``sta
 ROUNDED = "bf16"
 
 
-class Place(ABC):
+class OpPlacement(ABC):
     """Where an operator is computed. A new kind of place is a subclass: rules can name it as soon as it is defined."""
 
     written: ClassVar[str]  # what a rule calls it
@@ -30,7 +30,7 @@ class Place(ABC):
 
     @classmethod
     @abstractmethod
-    def named(cls, word: str) -> Place | None:
+    def named(cls, word: str) -> OpPlacement | None:
         """The place that a rule calls ``word``, if it is of this kind."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Place(ABC):
         return self.written
 
 
-class AtHome(Place):
+class AtHome(OpPlacement):
     """Each home computes it for its own batches."""
 
     written, dealt = "home", True
@@ -61,7 +61,7 @@ class AtHome(Place):
 
 
 @dataclass(frozen=True)
-class AtMember(Place):
+class AtMember(OpPlacement):
     """One member computes it for all lanes."""
 
     written = "a member's number"
@@ -93,7 +93,7 @@ class Rule(NamedTuple):
 
     text: str
     pattern: str
-    place: Place
+    place: OpPlacement
     rounded: bool
 
 
@@ -104,7 +104,7 @@ class Places:
     """
 
     group: int
-    of: dict[str, Place]
+    of: dict[str, OpPlacement]
     rounded: frozenset[str] = frozenset()
 
 
@@ -114,10 +114,10 @@ def rule_of(text: str) -> Rule:
     word, *more = words.split() or [""]
     if not pattern.strip() or more not in ([], [ROUNDED]):
         raise SettingsError(f"rule {text!r} is not of the form 'PATTERN: PLACE' or 'PATTERN: PLACE {ROUNDED}'")
-    for kind in Place.__subclasses__():
+    for kind in OpPlacement.__subclasses__():
         if place := kind.named(word):
             return Rule(text, pattern.strip(), place, bool(more))
-    known = ", ".join(kind.written for kind in Place.__subclasses__())
+    known = ", ".join(kind.written for kind in OpPlacement.__subclasses__())
     raise SettingsError(f"rule {text!r}: {word!r} is not a place: write one of {known}")
 
 
@@ -135,7 +135,7 @@ def places_of(texts: Sequence[str], network: Network, group: int) -> Places:
     for rule in rules:
         if not any(fnmatchcase(name, rule.pattern) for name in names):
             raise SettingsError(f"rule {rule.text!r} matches no operator{suggestion(rule.pattern, names)}")
-    used, of, rounded = set[str](), dict[str, Place](), set[str]()
+    used, of, rounded = set[str](), dict[str, OpPlacement](), set[str]()
     for operator in network.operators:
         rule = _first(rules, network, operator)
         if why := rule.place.misfit(group):

@@ -17,6 +17,7 @@ import numpy as np
 from ssmpi.model.edges import Receive, Send
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
+from ssmpi.model.member_program import Item, MemberProgram, whole
 from ssmpi.model.network import (
     DENSE,
     ROWS,
@@ -30,7 +31,6 @@ from ssmpi.model.network import (
     floats_in,
 )
 from ssmpi.model.onednn_gemm import Layer, copies_of
-from ssmpi.model.part import Item, Part, whole
 from ssmpi.model.top_k import Threshold, TopK
 
 ROWS_PLACE = -1
@@ -69,16 +69,16 @@ class Program:
     ``estimates`` are those that its instructions read and, if they learn, improve.
     """
 
-    computed: Network | Part
+    computed: Network | MemberProgram
     precision: str = "fp32"
     estimates: Estimates | None = None
-    part: Part = field(init=False)
+    part: MemberProgram = field(init=False)
     layers: list[Layer] = field(init=False, default_factory=list)
     places: dict[str, int] = field(init=False)
     floats: int = field(init=False)
 
     def __post_init__(self) -> None:
-        part = self.part = self.computed if isinstance(self.computed, Part) else whole(self.computed)
+        part = self.part = self.computed if isinstance(self.computed, MemberProgram) else whole(self.computed)
         self.estimates = self.estimates or Estimates(part.network)
         read = {name for item in part.operators for name in item.inputs}
         self._pulled = [name for name in (ROWS, WEIGHTS) if name in read and part.at_home]

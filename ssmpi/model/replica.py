@@ -15,11 +15,11 @@ import numpy as np
 from ssmpi.model import blas, brgemm, custom_network, kernels
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import CompiledStep, update_all
+from ssmpi.model.member_program import MemberProgram, whole
 from ssmpi.model.network import Network, floats_in
 from ssmpi.model.optimizers import optimizer_of
 from ssmpi.model.options import DenseOptions
 from ssmpi.model.parameters import by_name, initial_vector
-from ssmpi.model.part import Part, whole
 from ssmpi.model.program import Program
 from ssmpi.model.top_k import check_exact
 from ssmpi.runtime.compiled.aligned import aligned
@@ -42,7 +42,7 @@ class Replica:
 
     def __init__(
         self, network: Network, precision: str, seed: int, memory: Memory | None = None,
-        means: np.ndarray | None = None, part: Part | None = None,
+        means: np.ndarray | None = None, part: MemberProgram | None = None,
     ) -> None:  # fmt: skip
         self.network, self.precision, self.memory = network, precision, memory or PrivateMemory()
         self.part = part or whole(network)

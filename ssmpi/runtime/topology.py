@@ -70,7 +70,7 @@ class Directory:
         return Directory(tuple(self.members[rank] for rank in ranks))
 
 
-class Place(NamedTuple):
+class GridIndex(NamedTuple):
     """Where a trainer stands in the grid: its ``replica``, and which ``member`` of those that hold it."""
 
     replica: int
@@ -158,9 +158,9 @@ class Topology:
         """Threads that step a member's parameters: one for each lane of its replica."""
         return self.lanes // self.replicas
 
-    def place_of(self, trainer: int) -> Place:
+    def place_of(self, trainer: int) -> GridIndex:
         """A trainer's place in the grid, by its index."""
-        return Place(*divmod(trainer, self.group))
+        return GridIndex(*divmod(trainer, self.group))
 
     def is_home(self, trainer: int) -> bool:
         """Whether a trainer reads batches."""

@@ -45,7 +45,7 @@ def export_since(run: Path, since: str, file: Path | None) -> int:
     folder, base, target = export.newest(run), earlier(run, since), file or run / DELTA
     atomic_file.check_replaceable(target, SAFETENSORS)
     with atomic_file.whole(target) as beside:
-        before, now = (SavedModel.of(run, each) for each in (base, folder))
+        before, now = (DeltaModel.of(run, each) for each in (base, folder))
         check_tables(before, now)
         arrays, rows, keyed, total = export.dense_tensors(now.config, folder), dict[str, int](), dict[str, Any](), 0
         for table in range(len(now.origin.cardinalities)):
@@ -71,7 +71,7 @@ def entries(arrays: Mapping[str, np.ndarray], *ends: str) -> int:
     return sum(len(values) for name, values in arrays.items() if name.endswith(ends))
 
 
-class SavedModel(NamedTuple):
+class DeltaModel(NamedTuple):
     """A model or checkpoint: its folder, the settings with its network, the data that it belongs to."""
 
     folder: Path
@@ -79,7 +79,7 @@ class SavedModel(NamedTuple):
     origin: DataOrigin
 
     @classmethod
-    def of(cls, run: Path, folder: Path) -> SavedModel:
+    def of(cls, run: Path, folder: Path) -> DeltaModel:
         """That in ``folder``, with the settings of ``run``; DataError unless all of it is intact and can be written as
         tensors.
         """
@@ -93,7 +93,7 @@ class SavedModel(NamedTuple):
         return export.table_tensors(self.config, table, saved_tables.read(self.config, self.folder, self.origin, table))
 
 
-def check_tables(before: SavedModel, now: SavedModel) -> None:
+def check_tables(before: DeltaModel, now: DeltaModel) -> None:
     """DataError if tables or rows of static ones are not there any more, or a table is dynamic in one model only."""
     old, new = before.origin, now.origin
     if old.features.key_columns != new.features.key_columns:

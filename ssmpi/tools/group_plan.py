@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from ssmpi.config import Config
 from ssmpi.model.edges import Edge
+from ssmpi.model.member_program import bytes_of_step, transform
 from ssmpi.model.network import Network, floats_in
-from ssmpi.model.part import bytes_of_step, transform
 from ssmpi.model.places import PLANS, Places, places_of
 from ssmpi.model.top_k import TopK
 from ssmpi.runtime.errors import SettingsError

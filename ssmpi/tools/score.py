@@ -57,7 +57,7 @@ class ScoringInput:
 
 
 @dataclass(frozen=True)
-class SavedModel:
+class RunModel:
     """A saved model: its folder, the settings to score it with, and the data it belongs to."""
 
     folder: Path
@@ -65,7 +65,7 @@ class SavedModel:
     origin: DataOrigin
 
 
-def open_run(run: Path, ranks: int, data: Path | None = None) -> SavedModel:
+def open_run(run: Path, ranks: int, data: Path | None = None) -> RunModel:
     """The model of a run, to score on ``ranks`` ranks without sync PSs; a single rank holds all tables itself. ``data``
     replaces the run's data folder.
     """
@@ -86,7 +86,7 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> SavedModel:
     alone = sync.Options(algorithm="none")  # without the run's codec or its user's own settings, which need another one
     config = dataclasses.replace(config, topology=topology, hierarchy=HierarchyOptions(), sync=alone)
     config, setting = saved_tables.with_room(config, model, config), str(data or config.data.folder)
-    return SavedModel(model, saved_network.of_model(config, model, setting), DataOrigin.of_model(model, setting))
+    return RunModel(model, saved_network.of_model(config, model, setting), DataOrigin.of_model(model, setting))
 
 
 def evaluate(run: Path, split: str, data: Path | None) -> int:
@@ -134,7 +134,7 @@ def predict(run: Path, source: ScoringInput, file: Path) -> int:
     return 0
 
 
-def open_split(saved: SavedModel, split: str, data: Path | None) -> SavedModel:
+def open_split(saved: RunModel, split: str, data: Path | None) -> RunModel:
     """The same, with the data folder to evaluate on; DataError for other ids than the model's or a missing split."""
     folder = data or saved.origin.find(saved.config.data.folder)
     reader = SplitReader(folder, split, 65536)
@@ -147,7 +147,7 @@ def open_split(saved: SavedModel, split: str, data: Path | None) -> SavedModel:
     return dataclasses.replace(saved, config=config)
 
 
-def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple[SavedModel, ScoringInput]:
+def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple[RunModel, ScoringInput]:
     """The model and the input with its vocabulary, after all that can be checked beforehand has been."""
     if ranks != 1:
         raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
@@ -200,7 +200,7 @@ def prepared_table(source: ScoringInput, origin: DataOrigin, folder: Path) -> Sc
     return ScoringInput(folder, "test", None)
 
 
-def _batches(saved: SavedModel, source: ScoringInput) -> Iterator[Batch]:
+def _batches(saved: RunModel, source: ScoringInput) -> Iterator[Batch]:
     """Batches of a raw file or of a prepared split, in order."""
     size = saved.config.evaluate.batch_size
     if source.prepared:

@@ -30,8 +30,7 @@ from ssmpi.state.recovery.ledger import Ledger
 from ssmpi.state.recovery.start import Start
 from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.state.recovery.surviving import WarmState
-from ssmpi.trainer import lanes
-from ssmpi.trainer.lanes import Lanes
+from ssmpi.trainer.lanes import Lanes, make_lanes
 from ssmpi.trainer.metrics.metric_logger import EarlierLog
 from ssmpi.trainer.metrics.results import EarlierResults, RunResults
 from ssmpi.trainer.precompile import compile_kernels
@@ -40,7 +39,7 @@ from ssmpi.trainer.tables import Tables, placing
 
 if TYPE_CHECKING:
     from ssmpi.config import Config, HasTables
-    from ssmpi.model.part import Part
+    from ssmpi.model.member_program import MemberProgram
     from ssmpi.runtime.mpi.rank_memory import RankMemory
     from ssmpi.runtime.mpi.world import World
     from ssmpi.runtime.stop import Stop
@@ -78,7 +77,9 @@ def tables(config: Config, world: World, data: HasTables, start: Start) -> Table
         return Tables(config, world, data, start)
 
 
-def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory, part: Part | None = None) -> Replica:
+def fresh_replica(
+    config: Config, reader: SplitReader, seed: int, memory: Memory, part: MemberProgram | None = None
+) -> Replica:  # fmt: skip
     """A replica in ``memory``, of a ``part`` of the network or all of it, with initial values; ``reader`` reads its
     training data.
     """
@@ -103,7 +104,7 @@ def dense_model(
     optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
     with first_use.said(log.info) as compiled, during("loading kernels", compiled):
         compile_kernels(config, replica, reader.blank(2))
-    return replica, optimizer, lanes.of(config, world, replica)
+    return replica, optimizer, make_lanes(config, world, replica)
 
 
 def saved_state(config: Config, world: World, start: Start) -> Saved | None:

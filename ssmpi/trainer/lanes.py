@@ -17,8 +17,8 @@ import numpy as np
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HelperModel, HomeModel, HomeOptimizer
+from ssmpi.model.member_program import MemberProgram, transform
 from ssmpi.model.messages import Channel
-from ssmpi.model.part import Part, transform
 from ssmpi.runtime.mpi.mailbox import Mailboxes
 from ssmpi.runtime.mpi.mover import Mover
 
@@ -136,7 +136,7 @@ class GroupLanes:
             thread.join()
             self._mover = None
 
-    def _of_lane(self, home: int, thread: int) -> tuple[Part, np.ndarray, str, Channel, Estimates]:
+    def _of_lane(self, home: int, thread: int) -> tuple[MemberProgram, np.ndarray, str, Channel, Estimates]:
         """What a model of a lane is made of."""
         lane = self._lanes.index((home, thread))
         first, last = self._borders[lane : lane + 2]
@@ -146,7 +146,7 @@ class GroupLanes:
         return self._parts[home], replica.weights, replica.precision, channel, replica.measured
 
 
-def of(config: Config, world: World, replica: Replica) -> Lanes:
+def make_lanes(config: Config, world: World, replica: Replica) -> Lanes:
     """The lanes of a trainer; every member of its group calls it."""
     return (
         GroupLanes(config, world, replica)

@@ -22,9 +22,9 @@ from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.model.lane import HelperModel, HomeModel, MemberModel
+from ssmpi.model.member_program import MemberProgram, transform
 from ssmpi.model.messages import Channel
 from ssmpi.model.network import floats_in
-from ssmpi.model.part import Part, transform
 from ssmpi.model.replica import Replica, ThreadModel, dense_optimizer
 from ssmpi.runtime.mpi.mailbox import LATE
 from ssmpi.trainer.progress import Progress
@@ -79,7 +79,7 @@ def _compile_lanes(config: Config, replica: Replica, batch: tuple[np.ndarray, np
     what ``replica`` owns.
     """
 
-    def of(kind: type[M], part: Part) -> M:
+    def of(kind: type[M], part: MemberProgram) -> M:
         dead = Channel(np.zeros(len(part.mailboxes(0)), np.int64), 1, lambda *_: _Silent(), np.array([0, LATE]))
         return kind(part, np.zeros(floats_in(part.layout), np.float32), replica.precision, dead)
 

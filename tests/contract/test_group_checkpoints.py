@@ -9,8 +9,8 @@ from owners import BY_LAYER, IN_TURN, NETWORK, WHOLE
 from ranks import over_threads
 from sync_bodies import WAITING, on_trainers, options
 
+from ssmpi.model.member_program import MemberProgram
 from ssmpi.model.options import DenseOptions
-from ssmpi.model.part import Part
 from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.topology import Topology
@@ -35,7 +35,7 @@ def with_state(world, options, owners, work):
     """``work(live, owned, replica)`` on each trainer, with a state whose arrays are all its own."""
     replica, member = world.topology.place_of(world.index)
     owned = owners[member] if world.role == "trainer" else WHOLE
-    mine = Replica(NETWORK, "fp32", 1, part=Part(network=NETWORK, operators=NETWORK.operators, owned=owned))
+    mine = Replica(NETWORK, "fp32", 1, part=MemberProgram(network=NETWORK, operators=NETWORK.operators, owned=owned))
     optimizer = dense_optimizer(DENSE[options.algorithm], mine)
     rows = [SimpleNamespace(values=None) for _ in range(world.topology.threads)]
 
@@ -165,7 +165,7 @@ def gather(world, owners):
     weights = owned.of(-flat("zero") * (flat("signs") > 1))  # with zeros that have a sign
 
     def work(synchronizers):
-        part = Part(network=NETWORK, operators=NETWORK.operators, owned=owned)
+        part = MemberProgram(network=NETWORK, operators=NETWORK.operators, owned=owned)
         replica = Replica(NETWORK, "fp32", 1, part=part)
         model = CommonModel(synchronizers[0], replica, world, WAITING)
         return model.weights(), model.gathered(owned.of(flat("replica", world.rank // 2)))

@@ -10,7 +10,7 @@ from runs import train_over_threads
 from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
 
 from ssmpi.config import load
-from ssmpi.model.part import transform
+from ssmpi.model.member_program import transform
 from ssmpi.state.checkpoint import manager
 from ssmpi.state.requirements import kept_memory, placement_of
 from ssmpi.tools import inspect, score

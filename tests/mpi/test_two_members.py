@@ -11,7 +11,7 @@ from training_job import BROKEN, STOPPING, assert_names
 
 from ssmpi.config import load
 from ssmpi.model import brgemm
-from ssmpi.model.part import transform
+from ssmpi.model.member_program import transform
 from ssmpi.runtime.errors import STOPPED
 
 GROUP = ("topology.trainers=2", "topology.group=2")

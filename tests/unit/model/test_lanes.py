@@ -19,9 +19,9 @@ from ssmpi.model import lane as lane_module
 from ssmpi.model.edges import Receive, Send
 from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HomeModel
+from ssmpi.model.member_program import transform
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Linear, Network
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
-from ssmpi.model.part import transform
 from ssmpi.model.places import PLANS, places_of
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica, dense_optimizer

@@ -13,10 +13,10 @@ from runs import train_over_threads
 
 from ssmpi.model import blas, processor, reference
 from ssmpi.model.executor import PIECE
+from ssmpi.model.member_program import MemberProgram
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import DenseOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters
-from ssmpi.model.part import Part
 from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.model.zoo import network_of
 from ssmpi.runtime.errors import DataError
@@ -147,7 +147,7 @@ def test_owners_of_a_part_each_are_one_replica(tmp_path):
     """They begin, step and load what they own as one owner of all does, to the bit."""
     whole, options = replica(1), DenseOptions(optimizer="adagrad", rate=0.05)
     owned = [OwnedParameters(whole.network, names) for names in SPLIT]
-    parts = [Part(network=whole.network, operators=whole.network.operators, owned=each) for each in owned]
+    parts = [MemberProgram(network=whole.network, operators=whole.network.operators, owned=each) for each in owned]
     owners = [Replica(whole.network, "fp32", 1, part=part) for part in parts]
     optimizers = [dense_optimizer(options, each) for each in (whole, *owners)]
     assert [each.owned.complete for each in (whole, *owners)] == [True, False, False, False]

@@ -11,8 +11,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ssmpi.model import reference
 from ssmpi.model.edges import Receive, Send
+from ssmpi.model.member_program import transform, whole
 from ssmpi.model.network import DENSE, ROWS, WEIGHTS
-from ssmpi.model.part import transform, whole
 from ssmpi.model.places import places_of
 
 

@@ -28,7 +28,7 @@ LINE = 16  # floats of a cache line, at which copies begin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class MemberProgram:
     """What ``member`` of a ``group`` computes for the lanes of ``home``, and what it has ``owned`` whatever the home.
     ``edges`` are all edges of the home's lanes. ``lent``, by owner: the parameters with which the home computes, but
     which another member owns and steps.
@@ -119,16 +119,16 @@ class Part:
         return 2 * len(self.edges) + 3 * self.helpers.index(helper)
 
 
-def whole(network: Network) -> Part:
+def whole(network: Network) -> MemberProgram:
     """The part of a group of one: everything."""
-    return Part(network=network, operators=network.operators, owned=OwnedParameters(network))
+    return MemberProgram(network=network, operators=network.operators, owned=OwnedParameters(network))
 
 
-def transform(network: Network, places: Places, member: int, home: int) -> Part:
+def transform(network: Network, places: Places, member: int, home: int) -> MemberProgram:
     """What ``member`` computes for the lanes of ``home``."""
     sources = _sources(network, places, home)
     edges, owners = _edges(network, places, sources, home), owned_names(network, places)
-    return Part(
+    return MemberProgram(
         network=network, group=places.group, member=member, home=home, edges=edges,
         operators=tuple(_items(network, sources, edges, member, home)),
         owned=OwnedParameters(network, owners[member]), lent=_lent(network, places, owners, home),
