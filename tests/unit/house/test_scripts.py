@@ -4,6 +4,7 @@ import itertools
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 JOBS = Path(__file__).parents[3] / "jobs"
 TOOLS = ("bash", "cat", "chmod", "cksum", "dirname", "env", "grep", "id", "mkdir", "timeout", "tr")
+IDENTITY = "-c", "user.name=a", "-c", "user.email=a@b.c"
 VENV = """#!/bin/sh
 [ "$1" = -c ] && exit
 echo "$@" >> "$LOG"
@@ -160,3 +162,31 @@ def test_slurm_tests_that_cannot_run_are_no_success(checkout):
     done = start(checkout, "jobs/test_slurm.sh")
     assert "NO SLURM TESTS" in done.stderr
     assert done.returncode == 2
+
+
+def test_sizes_count_lines_and_files_and_say_what_a_commit_has_changed(tmp_path):
+    """Without history, as in an archive or a shallow clone, there are no differences."""
+    (tmp_path / "ssmpi/bench").mkdir(parents=True)
+    for place in ("jobs", "data_prep", "tests"):
+        (tmp_path / place).mkdir()
+    shutil.copy(JOBS / "sizes.py", tmp_path / "jobs")
+
+    def table():
+        done = subprocess.run(
+            [sys.executable, "jobs/sizes.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return [line.split() for line in done.stdout.splitlines()]
+
+    def commit():
+        for words in (["add", "."], ["commit", "-qm", "x"]):
+            subprocess.run(["git", *IDENTITY, *words], cwd=tmp_path, check=True)
+
+    (tmp_path / "ssmpi/a.py").write_text("1\n2\n")
+    (tmp_path / "ssmpi/bench/b.py").write_text("1\n")
+    assert table()[:3] == [["lines", "files"], ["bench", "1", "1"], ["product", "2", "1"]]
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    commit()
+    assert table()[2] == ["product", "2", "1"]
+    (tmp_path / "ssmpi/a.py").write_text("1\n2\n3\n4\n5\n")
+    commit()
+    assert table()[1:3] == [["bench", "1", "1", "+0"], ["product", "5", "1", "+3"]]
