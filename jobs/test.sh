@@ -31,4 +31,4 @@ for process in "${compiling[@]}"; do wait "$process"; done
 wait
 # Six files at a time on two cores, because much of the time tests wait; the longest begin first (tests/conftest.py).
 run pytest -rfEs -n 6 --dist loadfile --no-loadscope-reorder "$@"
-run python jobs/sizes.py
+python jobs/sizes.py

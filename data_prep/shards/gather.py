@@ -22,9 +22,9 @@ from data_prep.shards.packing import SLACK, Scratch, row_bytes, unpack
 from data_prep.shards.scatter import GroupedFile, PlacedPiece
 from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
 from ssmpi.data.columns import read_rows
+from ssmpi.data.hdf5_file import Frame, frame_of
 from ssmpi.data.schema import ShardEntry, lay_out_shard
 from ssmpi.data.shard_columns import Columns, Lists
-from ssmpi.data.shard_frame import Frame, frame_of
 from ssmpi.runtime.files import atomic_file
 
 

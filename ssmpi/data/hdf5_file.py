@@ -1,13 +1,17 @@
-"""HDF5 files that take their room on the disk before they are written."""
+"""HDF5 files that take their room on the disk before they are written, and the frame of a shard: all bytes of its file
+around the columns. The HDF5 library interprets them, so they are verified before it opens the file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -17,6 +21,8 @@ from ssmpi.runtime.files.atomic_file import WRITE_BYTES
 OVERHEAD = 1 << 14  # bytes of headers, and for each group
 KEEP_SIZE = 1  # of fallocate(2): the file does not become longer
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Frame = dict[str, Any]  # "columns": (offset, bytes) of each in the file; "frame": checksum of the bytes around them
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,3 +63,23 @@ def _reserve(handle: int, size: int) -> None:
         number = ctypes.get_errno()
         if number in FULL:
             raise OSError(number, os.strerror(number))
+
+
+def frame_of(path: Path) -> Frame:
+    """The record of a sound shard file that ``open_shard`` compares it with, for the manifest."""
+    with h5py.File(path, "r", locking=False) as shard:
+        columns = sorted([c.id.get_offset(), c.id.get_storage_size()] for c in shard.values() if c.size)
+    return {"columns": columns, "frame": frame_checksum(path, columns)}
+
+
+def frame_checksum(path: Path, columns: Sequence[Sequence[int]]) -> str:
+    """SHA-256 of what lies around the columns, (offset, bytes) extents in file order: all that HDF5 goes by."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for offset, size in columns:
+            if offset < file.tell():
+                raise ValueError(f"a column at {offset}, but the one before ends at {file.tell()}")
+            digest.update(file.read(offset - file.tell()))
+            file.seek(offset + size)
+        digest.update(file.read())
+    return digest.hexdigest()

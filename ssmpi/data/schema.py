@@ -31,8 +31,8 @@ import h5py
 
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, Features, GroupColumn
+from ssmpi.data.hdf5_file import frame_checksum
 from ssmpi.data.shard_columns import Columns, kinds
-from ssmpi.data.shard_frame import frame_checksum
 from ssmpi.runtime.documents import parse_json
 from ssmpi.runtime.errors import DamageError, DataError, json_problem
 from ssmpi.runtime.files import atomic_file, hdf5

@@ -2,6 +2,12 @@
 
 AUC is streamed: scores fall into ``BINS`` equal bins of the logit, and pairs that share a bin count one half. The
 error of that is at most half the share of (clicked, not clicked) pairs within one bin, which is reported beside it.
+
+GAUC is the AUC within groups of rows such as a user's (Zhou et al., KDD 2018, arXiv 1706.06978)::
+
+GAUC = sum of rows_u AUC_u / sum of rows_u    over groups u that have clicked and not clicked rows
+
+It asks whether a group's own rows are in the right order, and is exact: pairs of equal scores count one half.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from ssmpi.runtime.protocols import ArrayMemory
 
 BINS = 16384
 LOGIT_LIMIT = 16.0
+SCORE = np.dtype([("group", "<i8"), ("logit", "<f4"), ("label", "u1")])  # of a row
 SUMS = ("examples", "positives", "log_loss", "score", "correct")
 
 
@@ -112,3 +119,36 @@ class Quality:
 def entropy(rate: float) -> float:
     """Log-loss (nats) of always predicting ``rate`` where ``rate`` is true."""
     return -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+
+
+def group_auc_sums(scores: np.ndarray) -> np.ndarray:
+    """float64 (2,) of scores SCORE (rows,): both sums. Those of disjoint sets of groups add up. NaN if a logit is
+    not finite.
+    """
+    if not np.isfinite(scores["logit"]).all():
+        return np.full(2, np.nan)
+    order = np.lexsort((scores["logit"], scores["group"]))
+    return _sums(*(np.ascontiguousarray(scores[name][order]) for name in ("group", "logit", "label")))
+
+
+@njit(cache=True, nogil=True)
+def _sums(groups: np.ndarray, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Of rows in the order of their groups, and within a group in that of their logits."""
+    sums = np.zeros(2)
+    start, rows = 0, len(groups)
+    while start < rows:
+        end, negative, positive, twice = start, 0, 0, 0  # ``twice`` the pairs in the right order
+        while end < rows and groups[end] == groups[start]:
+            logit, negative_here, positive_here = logits[end], 0, 0
+            while end < rows and groups[end] == groups[start] and logits[end] == logit:
+                positive_here += labels[end] != 0
+                negative_here += labels[end] == 0
+                end += 1
+            twice += positive_here * (2 * negative + negative_here)
+            negative += negative_here
+            positive += positive_here
+        if negative and positive:
+            sums[0] += (end - start) * (0.5 * twice / (float(negative) * positive))
+            sums[1] += end - start
+        start = end
+    return sums

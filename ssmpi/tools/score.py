@@ -98,7 +98,7 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
         if world.role is Role.EMBEDDING_PS:
             serve_embeddings(saved.config, world, run, Start(saved.folder))
         else:
-            from ssmpi.trainer.scorer import Scorer
+            from ssmpi.trainer.evaluate import Scorer
 
             scorer = Scorer(saved.config, world, saved.folder)
             metrics = scorer.evaluate(split)
@@ -117,7 +117,7 @@ def predict(run: Path, source: ScoringInput, file: Path) -> int:
         if source.schema:
             folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent))
             source = prepared_table(source, saved.origin, Path(folder))
-        from ssmpi.trainer.scorer import Scorer
+        from ssmpi.trainer.evaluate import Scorer
 
         scorer = Scorer(saved.config, World(job, saved.config.topology), saved.folder)
         rows = 0

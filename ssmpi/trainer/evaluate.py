@@ -1,8 +1,10 @@
-"""Scores a split with all threads of all trainers and merges their quality by one reduction."""
+"""Scores a split with all threads of all trainers and merges their quality by one reduction: in training, or with a
+finished model, whose dense weights are here and whose tables are here or on embedding PSs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -14,22 +16,27 @@ import numpy as np
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
+from ssmpi.model.replica import Replica
 from ssmpi.runtime.errors import DIVERGED, TrainingError
 from ssmpi.runtime.host.clock import Clock
 from ssmpi.runtime.mpi.failure import start
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait
 from ssmpi.runtime.quality import BINS, Quality
+from ssmpi.runtime.stop import Stop
+from ssmpi.state.checkpoint.data_origin import DataOrigin
+from ssmpi.state.recovery.start import Start
 from ssmpi.trainer.group_scores import WHOM, GroupScores, gauc
 from ssmpi.trainer.metrics.results import RunResults, Scored
 from ssmpi.trainer.shard_check import check, share
+from ssmpi.trainer.tables import Tables
 
 if TYPE_CHECKING:
+    from ssmpi.config import Config
     from ssmpi.data.cursor import DataCursor
     from ssmpi.data.schema import DatasetManifest
     from ssmpi.model.replica import ThreadModel
     from ssmpi.runtime.mpi.world import World
     from ssmpi.runtime.run_options import EvaluateOptions
-    from ssmpi.runtime.stop import Stop
     from ssmpi.trainer.common_model import CommonModel
 
 EVALUATION_THREADS = 500  # message tags of evaluating threads start here, after the worker threads'
@@ -202,3 +209,33 @@ class Evaluations:
     def share(self, values: np.ndarray, whom: str, waiting: WaitOptions | None = None) -> None:
         """Broadcast the first trainer's ``values``."""
         wait(self.evaluator.world.trainers.ibcast(values), waiting or self.waiting, whom)
+
+
+class Scorer:
+    """Scores with the model saved in the folder ``model``, whose network is that of ``config``."""
+
+    def __init__(self, config: Config, world: World, model: Path) -> None:
+        self._config, self._world = config, world
+        world.start_heartbeat(config.waiting)
+        self._tables = Tables(config, world, DataOrigin.of_model(model, config.data.folder), Start(model))
+        self._replica = Replica.saved(config.network, config.model.precision, model / "dense.h5")
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """Metrics on one split of the data folder; every trainer takes part and gets the same."""
+        folder = Path(self._config.data.folder)
+        evaluator = Evaluator(
+            self._config.evaluate, folder, self._world, self._tables.lookups, self._replica.scoring_model, Stop()
+        )
+        metrics = evaluator.run(split, self._replica.vector, self._config.waiting)
+        assert metrics is not None
+        return metrics
+
+    def scores(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Each batch with its logits float32 (batch,), in order, on this thread."""
+        model = self._replica.scoring_model()
+        for batch, rows in self._tables.lookups(0).prefetched(batches):
+            yield batch, model.score(batch.dense, rows.values)
+
+    def goodbye(self) -> None:
+        """Tell the embedding PSs that no more requests follow."""
+        self._tables.transport.goodbye()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.data.schema import MISSING_KEY, RARE_ID
-from ssmpi.runtime.group_auc import SCORE, group_auc_sums
 from ssmpi.runtime.mpi.to_owners import to_owners
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait
+from ssmpi.runtime.quality import SCORE, group_auc_sums
 
 if TYPE_CHECKING:
     from ssmpi.data.batch import Batch

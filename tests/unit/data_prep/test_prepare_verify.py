@@ -13,10 +13,10 @@ from datasets import FEW, FEW_CARDINALITIES, make_dataset
 from data_prep.check.verify import verify
 from data_prep.cli import main
 from data_prep.ranks import Ranks
+from ssmpi.data.hdf5_file import frame_of
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest, write_shard
 from ssmpi.data.shard_columns import Columns
-from ssmpi.data.shard_frame import frame_of
 from ssmpi.runtime.errors import DataError
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssmpi.runtime.group_auc import SCORE, group_auc_sums
+from ssmpi.runtime.quality import SCORE, group_auc_sums
 
 ROWS = st.lists(st.tuples(st.integers(2, 5), st.sampled_from([-1.5, 0.0, 0.25, 2.0]), st.booleans()), max_size=40)
 

@@ -251,6 +251,6 @@ def test_a_vocabulary_for_prepared_rows_is_refused(project):
 
 @pytest.mark.parametrize(("name", "message"), [("data", "is a folder"), ("missing/scores", "there is no folder")])
 def test_an_output_that_cannot_be_written_is_refused_before_scoring(project, monkeypatch, name, message):
-    monkeypatch.setattr("ssmpi.trainer.scorer.Scorer", lambda *_: pytest.fail("scored first"))
+    monkeypatch.setattr("ssmpi.trainer.evaluate.Scorer", lambda *_: pytest.fail("scored first"))
     with pytest.raises(UserError, match=message):
         predict("data", out=Path(name))

@@ -24,9 +24,8 @@ from ssmpi.state.checkpoint.manager import CheckpointManager
 from ssmpi.state.checkpoint.store import Store, read_manifest
 from ssmpi.tools.score import open_run
 from ssmpi.trainer import trainer
-from ssmpi.trainer.evaluate import Evaluator
+from ssmpi.trainer.evaluate import Evaluator, Scorer
 from ssmpi.trainer.model_selection import PATIENCE, ModelSelection, SelectionState
-from ssmpi.trainer.scorer import Scorer
 
 # a few rows, learned by heart: the validation NE falls for three passes, then rises
 OVERFIT = (
