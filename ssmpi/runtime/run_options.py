@@ -51,7 +51,7 @@ class EvaluateOptions:
     """The ``[evaluate]`` section: when which rows are scored, and whether scores end training."""
 
     REMOVED: ClassVar = {
-        "replica": (False, "leave it out; what a round leaves between replicas is 'distance' in metrics.jsonl"),
+        "replica": (False, "leave it out; what a round leaves between replicas is 'divergence' in metrics.jsonl"),
         "stop_at_auc": (0.0, "leave it out; evaluate.patience ends training once scores stop improving"),
     }
 
