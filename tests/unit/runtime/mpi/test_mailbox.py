@@ -259,7 +259,7 @@ memory = aligned((room(4),), np.uint8)
 memory[:] = 0
 values, box = np.zeros(1, np.float32), memory.ctypes.data
 take(box, values, 1, False, False, 1)
-thread = threading.Thread(target=take, args=(box, values, 1, 1, 1, False, False, 0), daemon=True)
+thread = threading.Thread(target=take, args=(box, values, 1, False, False, 0), daemon=True)
 thread.start()
 while not memory[68]:
     time.sleep(1e-3)
