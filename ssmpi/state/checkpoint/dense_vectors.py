@@ -65,7 +65,8 @@ def _parameters_by_vector(arrays: Mapping[str, np.ndarray], layout: Sequence[Par
 
 def _whole(members: Sequence[Mapping[str, np.ndarray]], vector: str, parameter: str) -> np.ndarray:
     """One parameter of a vector, put together if several members had rows of it."""
-    name = f"{vector}/{parameter}"
+    name, rows = f"{vector}/{parameter}", f"{ROWS}{parameter}"
     holders = [arrays for arrays in members if name in arrays] or [members[0]]
-    holders.sort(key=lambda arrays: int(arrays.get(f"{ROWS}{parameter}", np.zeros(1))[0]))
-    return np.concatenate([arrays[name] for arrays in holders])
+    if rows not in holders[0]:
+        return holders[0][name]
+    return np.concatenate([arrays[name] for arrays in sorted(holders, key=lambda arrays: int(arrays[rows][0]))])
