@@ -84,11 +84,21 @@ def add_plans(among: Commands) -> None:
     sub.add_argument("--step-ms", type=float, metavar="MS", help=text)
     text = "for the same: bandwidth of every rank's link, per direction, in MB/s"
     sub.add_argument("--link-mb", type=float, metavar="MB", help=text)
-    add_recovery_plan(sub)
+    text = "print what full and partial recovery of a lost embedding PS would cost, each figure with its formula"
+    sub.add_argument("--recovery", action="store_true", help=text)
+    add_inputs(sub, "inputs of --recovery (defaults follow from table sizes, or are an example's)")
     text = "print versions, MPI library, cores and over-subscription, and test them for a second"
     sub = add(among, "doctor", commands.doctor, text, ranks=True)
     text = "instead, remove what ranks have left in this memory file system (default: /dev/shm)"
     sub.add_argument("--clean", type=Path, nargs="?", const=Path("/dev/shm"), metavar="FOLDER", help=text)
+
+
+def add_inputs(sub: argparse.ArgumentParser, title: str) -> None:
+    """The inputs of the recovery policy."""
+    group = sub.add_argument_group(title)
+    for name, known in INPUTS.items():
+        unit = known.option.rpartition("-")[2].upper()
+        group.add_argument(known.option, dest=name, type=float, metavar=unit, help=f"{known.symbol}, {known.meaning}")
 
 
 def add_settings(among: Commands) -> None:
@@ -169,21 +179,6 @@ def add_benchmarks(among: Commands) -> None:
     add_options(add(kinds, "prepare", commands.bench_prepare, text), options.PrepareOptions)
     text = "what dynamic tables cost beside static ones of the same rows: nanoseconds an id of pulls and pushes"
     add_options(add(kinds, "tables", commands.bench_tables, text), options.TablesOptions)
-
-
-def add_recovery_plan(sub: argparse.ArgumentParser) -> None:
-    """``--recovery`` and its inputs."""
-    text = "print what full and partial recovery of a lost embedding PS would cost, each figure with its formula"
-    sub.add_argument("--recovery", action="store_true", help=text)
-    add_inputs(sub, "inputs of --recovery (defaults follow from table sizes, or are an example's)")
-
-
-def add_inputs(sub: argparse.ArgumentParser, title: str) -> None:
-    """The inputs of the policy."""
-    group = sub.add_argument_group(title)
-    for name, known in INPUTS.items():
-        unit = known.option.rpartition("-")[2].upper()
-        group.add_argument(known.option, dest=name, type=float, metavar=unit, help=f"{known.symbol}, {known.meaning}")
 
 
 def add(

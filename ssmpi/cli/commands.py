@@ -141,7 +141,6 @@ def plan(arguments: argparse.Namespace) -> int:
         sections.append(speed(config, placement, arguments))
     if arguments.recovery:
         sections.append(recovery_plan.describe(config, inputs, placement))
-        sections.append(recovery_plan.by_nodes(config, inputs, placement))
     print("\n\n".join(sections), flush=True)
     if not where and (misfit := memory_fit.why_not(config, features, placement, memory_limit())):
         raise TopologyError(misfit)

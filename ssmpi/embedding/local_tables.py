@@ -78,7 +78,7 @@ class LocalTables:
         """For messages: who has not written which file."""
         return f"trainer 0 has not written {self._path}"
 
-    def exchange_status(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
+    def exchange_status(self, samples: int) -> list[dict[str, Any]]:
         """There are no PSs."""
         return []
 

@@ -22,8 +22,7 @@ class EmbeddingServer:
     counts, None if accesses are not counted; ``keys`` for that of the maps. ``saver`` writes the rows; optional if
     nothing is saved. ``applied`` counts pushes. ``samples`` is the number of samples of all trainers, as last reported
     by the first one, -1 before; ``checkpoint`` the number of the newest checkpoint that the rows were copied for, 0
-    before; ``saves_rows`` whether the first trainer wants incremental row saves. ``take_lines`` hands over the lines to
-    report back to it.
+    before. ``take_lines`` hands over the lines to report back to it.
     """
 
     def __init__(
@@ -34,7 +33,6 @@ class EmbeddingServer:
         self._counts, self._applied = counts, applied or AppliedPushes()
         self.samples, self.checkpoint = -1, 0
         self.keys = b""
-        self.saves_rows = True
         self.take_lines: Callable[[], list[dict[str, Any]]] = list
         self._draining: dict[int, tuple[int, int]] = {}  # by trainer: the thread that waits, and for how many pushes
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
@@ -154,8 +152,7 @@ class EmbeddingServer:
         self._service.reply(source, thread, buffer)
 
     def _exchange_status(self, source: int, thread: int, payload: np.ndarray) -> None:
-        samples, saves_rows = payload.view(np.int64).tolist()
-        self.samples, self.saves_rows = samples, bool(saves_rows)
+        self.samples = int(payload.view(np.int64)[0])
         self._reply_text(source, thread, json.dumps(self.take_lines()).encode())
 
     def _send_applied(self, source: int, thread: int, payload: np.ndarray) -> None:

@@ -29,9 +29,9 @@ class StatusExchange:
         self._servers = list(conversation.directory.ranks_of(Role.EMBEDDING_PS))
         self._under_way: dict[int, tuple[list[MPIRequest], np.ndarray, np.ndarray]] = {}  # by PS
 
-    def exchange(self, samples: int, saves_rows: bool) -> list[dict[str, Any]]:
-        """Send the number of samples, and whether to save rows, to each PS that has answered the previous message;
-        return the answers received meanwhile, with the PS's index as ``ps``.
+    def exchange(self, samples: int) -> list[dict[str, Any]]:
+        """Send the number of samples to each PS that has answered the previous message; return the answers received
+        meanwhile, with the PS's index as ``ps``.
         """
         found = []
         for index, server in enumerate(self._servers):
@@ -40,7 +40,7 @@ class StatusExchange:
                 if not all(request.Test() for request in requests):
                     continue
                 found += [{"ps": index, **each} for each in json.loads(wire.read_text(answer))]
-            self._under_way[index] = self._send(server, samples, saves_rows)
+            self._under_way[index] = self._send(server, samples)
         return found
 
     def finish(self) -> None:
@@ -48,8 +48,8 @@ class StatusExchange:
         wait_all([request for requests, *_ in self._under_way.values() for request in requests], self._waiting, "PSs")
         self._under_way = {}
 
-    def _send(self, server: int, samples: int, saves_rows: bool) -> tuple[list[MPIRequest], np.ndarray, np.ndarray]:
-        message, answer = np.array([samples, saves_rows], np.int64), np.empty(wire.TEXT, np.uint8)
+    def _send(self, server: int, samples: int) -> tuple[list[MPIRequest], np.ndarray, np.ndarray]:
+        message, answer = np.array([samples], np.int64), np.empty(wire.TEXT, np.uint8)
         requests = [
             self._conversation.irecv(answer, server, THREAD),
             self._conversation.isend(message, server, request_tag(wire.SAMPLES, THREAD)),

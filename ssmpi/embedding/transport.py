@@ -129,11 +129,11 @@ class RemoteTables:
             wait_all(requests, self._waiting, self._conversation.names[server])
         return [answer.view(np.int64).reshape(self._keys, -1) for answer, _ in asked]
 
-    def exchange_status(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
-        """Send every PS the number of samples of all trainers, which dates its incremental row saves, and whether to
-        make such saves; returns the PSs' lines about saves since the last call. Does not wait for answers.
+    def exchange_status(self, samples: int) -> list[dict[str, Any]]:
+        """Send every PS the number of samples of all trainers, which dates its incremental row saves; returns the PSs'
+        lines about saves since the last call. Does not wait for answers.
         """
-        return self._status.exchange(samples, saves_rows)
+        return self._status.exchange(samples)
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Send one request to each PS whose rows are not mapped; the replies are received where the lookup wants

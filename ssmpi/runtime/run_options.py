@@ -147,8 +147,8 @@ class RecoveryOptions:
 
     The state of every rank lies in memory that outlives its process, and the job restarts at once: each rank resumes
     from its memory. Recovery is full in any case if the memory of the first trainer is lost. How often embedding PSs
-    save rows also follows from ``target_pls`` and ``mtbf_hours``; with ``"auto"`` they pause saving while full recovery
-    costs less. Restarts without progress wait longer each time, up to 5 min.
+    save rows also follows from ``target_pls`` and ``mtbf_hours``; with ``"auto"`` each start decides whether that costs
+    less than full recovery. Restarts without progress wait longer each time, up to 5 min.
     """
 
     mode: Literal["auto", "full", "partial", "off"] = "auto"

@@ -16,7 +16,7 @@ import numpy as np
 from ssmpi.config import Config
 from ssmpi.embedding.placement import Placement
 from ssmpi.model.network import floats_in
-from ssmpi.model.part import bytes_of_step, transform
+from ssmpi.model.member_program import bytes_of_step, transform
 from ssmpi.runtime.settings import SECONDS, positive
 from ssmpi.runtime.traffic import Link
 from ssmpi.state.requirements import round_cost

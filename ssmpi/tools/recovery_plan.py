@@ -1,4 +1,6 @@
-"""``ssmpi plan --recovery``: what full and partial recovery of a lost embedding PS would cost a run, and which pays."""
+"""``ssmpi plan --recovery``: what full and partial recovery of a lost embedding PS would cost a run, each figure with
+its formula, and which pays.
+"""
 
 from __future__ import annotations
 
@@ -7,140 +9,160 @@ from collections.abc import Mapping
 from ssmpi.config import Config
 from ssmpi.embedding.placement import Placement
 from ssmpi.runtime.errors import SettingsError
-from ssmpi.state.recovery.explain import duration, explain, full_overhead, percent
-from ssmpi.state.recovery.inputs import (
-    AS_ROWS,
-    AS_SAVE,
-    DEFAULT,
-    DISK_RATE,
-    ESTIMATED,
-    GIVEN,
-    INPUTS,
-    PS_MTBF,
-    SAVE_RATE,
-    SETTING,
-    KnownInputs,
-    Source,
-    collect,
-    estimated,
-    from_settings,
+from ssmpi.state.recovery.inputs import DISK_RATE, INPUTS, SAVE_RATE
+from ssmpi.state.recovery.policy import (
+    LEAST_INTERVAL,
+    Comparison,
+    RecoveryInputs,
+    Strategy,
+    between_checkpoints,
+    compare,
+    full_at,
 )
-from ssmpi.state.recovery.policy import Decision, compare, compare_at
+from ssmpi.state.recovery.row_saves import inputs_of_run
 from ssmpi.tools.units import in_units
 
-SETTINGS = {"target_pls": "target_pls", "mtbf_seconds": "mtbf_hours"}  # of ``[recovery]``, by input
-NODES = (8, 16, 32, 64, 128, 256, 512)
+UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms"))  # from, size, name
 
 
-def describe(config: Config, given: Mapping[str, float], placement: Placement) -> str:
-    """Inputs, overheads, expected PLS and decision. ``given`` are options by the names of ``INPUTS``; they
-    override the run file, which overrides estimates from the ``placement`` of rows. SettingsError names the wrong one.
+def describe(config: Config, options: Mapping[str, float], placement: Placement) -> str:
+    """Inputs, overheads, expected PLS and decision. ``options`` have values by the names of ``INPUTS``; they override
+    the run file, which overrides estimates from the ``placement`` of rows. SettingsError names the wrong one.
     """
-    servers = config.topology.embedding_ps
-    if not servers:
+    if not config.topology.embedding_ps:
         raise SettingsError(
             "--recovery plans for the loss of an embedding PS, and topology.embedding_ps = 0 keeps the tables in "
             "trainer 0: set it to 1 or more"
         )
-    found, minutes = inputs_of_plan(config, given, placement), config.checkpoint.every_minutes
-    inputs = found.inputs
-    lines = ["recovery, if the memory of an embedding PS is lost (first order: no loss while another is repaired):"]
-    if DEFAULT in found.origins.values():
-        lines += ["  defaults are an example's, not this cluster's: its full recovery costs 8.3 % of a job with 18 PSs"]
-    if ESTIMATED in found.origins.values():
-        size = in_units(placement.most_rows * config.rows.row_bytes)
-        lines += [f"  estimates are for {size}, what the embedding PS that holds most has; a run measures them"]
-    decision = compare(inputs)
-    lines += [*stated(found, config), *explain(decision), *_mode(config, decision.mode)]
-    if minutes:
-        lines += _at_checkpoints(config, compare_at(inputs, 60 * minutes, always=config.checkpoint.priority != "none"))
-    return "\n".join(lines)
-
-
-def _at_checkpoints(config: Config, found: Decision) -> list[str]:
-    """What recovery costs at the run's own interval of checkpoints, and what "auto" does about row saves."""
-    partial, between = found.partial, found.full.interval
-    rows = f"rows saved every {duration(partial.interval)} beside them" * (partial.interval < between)
-    does = "saves rows beside checkpoints" if found.mode == "partial" and rows else "saves rows in checkpoints alone"
-    return [
-        f"  this run's checkpoint.every_minutes = {config.checkpoint.every_minutes:g}, with full recovery:",
-        full_overhead(found.full),
-        f"    with partial recovery from checkpoints{f', {rows}' * bool(rows)}: {percent(partial.overhead)}, expected"
-        f" PLS {partial.pls:.3g}",
-        f"    recovery.mode = 'auto' {does}, and goes back to a checkpoint if a loss would bring the PLS above"
-        f" {found.given.target_pls:g}",
-    ]
-
-
-def inputs_of_plan(config: Config, given: Mapping[str, float], placement: Placement) -> KnownInputs:
-    """What is known before a run."""
-    size, background = placement.most_rows * config.rows.row_bytes, config.checkpoint.background
-    return collect(
-        config.topology.embedding_ps,
-        Source(ESTIMATED, estimated(size, background=background)),
-        Source(SETTING, from_settings(config.recovery)),
-        Source(GIVEN, given),
-    )
-
-
-def stated(found: KnownInputs, config: Config) -> list[str]:
-    """Each input with its value, meaning and origin."""
+    inputs = inputs_of_run(config, placement.most_rows, options)
+    comparison, size = compare(inputs), in_units(placement.most_rows * config.rows.row_bytes)
     lines = [
-        f"  {each.symbol:8}{found.shown(name):>10}   {each.meaning} ({origin(name, found, config)})"
-        for name, each in INPUTS.items()
+        "recovery, if the memory of an embedding PS is lost (first order: no loss while another is repaired):",
+        *stated(inputs),
+        f"  costs without an option are estimates: the largest embedding PS has {size}, written beside training at"
+        f" {SAVE_RATE / 1e6:g} MB/s, else at {DISK_RATE / 1e6:g} MB/s;",
+        "  T_total = 56 h, T_fail = 504 h / N and O_res = 2.4 min are an example's, not this cluster's",
+        *explain(comparison),
     ]
-    lines.insert(2, f"  {'N':8}{found.inputs.servers:>8,}     embedding PSs (topology.embedding_ps)")
+    if config.checkpoint.every_minutes:
+        lines += at_checkpoints(inputs, 60 * config.checkpoint.every_minutes)
+    return "\n".join([*lines, *mode(config, comparison.mode)])
+
+
+def stated(inputs: RecoveryInputs) -> list[str]:
+    """Each input with its value, meaning and option."""
+    lines = []
+    for name, known in INPUTS.items():
+        value: float = getattr(inputs, name)
+        shown = f"{value:g}" if name == "target_pls" else duration(value)
+        lines.append(f"  {known.symbol:8}{shown:>10}   {known.meaning} ({known.option})")
+    lines.insert(2, f"  {'N':8}{inputs.servers:>8,}     embedding PSs (topology.embedding_ps)")
     return lines
 
 
-def origin(name: str, found: KnownInputs, config: Config) -> str:
-    """Where an input comes from: an option, the run file, an estimate or the defaults."""
-    option, waits = INPUTS[name].option, name == "save_seconds" and not config.checkpoint.background
-    rate = DISK_RATE if waits or name == "load_seconds" else SAVE_RATE
-    words = {
-        GIVEN: GIVEN,
-        SETTING: f"recovery.{SETTINGS.get(name)}; {option}",
-        ESTIMATED: f"estimate at {rate / 1e6:g} MB/s; {option}",
-        AS_SAVE: f"{AS_SAVE}; {option}",
-        AS_ROWS: f"{AS_ROWS}; {option}",
-        DEFAULT: f"default; {option}",
-    }
-    if name == "mtbf_seconds":
-        words[DEFAULT] = f"default {duration(PS_MTBF)} / N; {option}, recovery.{SETTINGS[name]}"
-    return words[found.origins[name]]
+def explain(comparison: Comparison) -> list[str]:
+    """Full, naive and partial recovery, and the decision."""
+    full, partial = comparison.full, comparison.partial
+    return [
+        "  full recovery: every rank returns to the last checkpoint, and all samples since then are trained again",
+        f"    T_save = T_full = sqrt(2 O_save T_fail) = {duration(full.wanted)}{limit(comparison, full)}",
+        full_overhead(full),
+        "  partial recovery at T_save = T_full (naive): the lost rows alone return to the last checkpoint",
+        *partial_overhead(comparison.naive, "O_save"),
+        "  partial recovery at the T_save that the target PLS allows",
+        f"    T_save = 2 PLS N T_fail = {duration(partial.wanted)}{limit(comparison, partial)}",
+        *partial_overhead(partial, "O_rows"),
+        *conclusion(comparison),
+    ]
 
 
-def _mode(config: Config, decided: str) -> list[str]:
+def full_overhead(strategy: Strategy) -> str:
+    """The overhead of full recovery, and its two parts."""
+    return f"    overhead = O_save / T_save + (O_load + T_save / 2 + O_res) / T_fail = {parts(strategy)}"
+
+
+def partial_overhead(strategy: Strategy, cost: str) -> list[str]:
+    """The overhead of partial recovery where a save has this ``cost``, and its PLS."""
+    return [
+        f"    overhead = {cost} / T_save + (O_load + O_res) / T_fail = {parts(strategy)}",
+        f"    expected PLS = T_save / (2 N T_fail) = {strategy.pls:.3g}",
+    ]
+
+
+def limit(comparison: Comparison, strategy: Strategy) -> str:
+    """The limit that changes the wanted interval; empty if none does."""
+    if strategy.interval < strategy.wanted:
+        return f", more than the job has: T_save = T_total = {duration(strategy.interval)}"
+    if strategy.interval > strategy.wanted:
+        name = "T_total" if strategy.interval == comparison.inputs.total_seconds else f"{LEAST_INTERVAL:g} O_rows"
+        return f", too often: T_save = {name} = {duration(strategy.interval)}"
+    return ""
+
+
+def conclusion(comparison: Comparison) -> list[str]:
+    """The choice, and what it costs."""
+    chosen, full, total = comparison.chosen, comparison.full, comparison.inputs.total_seconds
+    cost = f"{percent(chosen.overhead)} of the job, {duration(chosen.overhead * total)}"
+    lines = [f"  decision: {comparison.mode} recovery, a save every {duration(chosen.interval)}"]
+    if comparison.mode == "partial":
+        lines += [
+            f"    it costs {cost}, instead of {percent(full.overhead)}, {duration(full.overhead * total)}",
+            f"    a row misses the updates of {percent(chosen.pls)} of the job's samples on average",
+        ]
+    elif comparison.keeps_target:
+        instead = percent(comparison.partial.overhead)
+        lines += [f"    it costs {cost}, and loses no sample; partial recovery costs {instead}"]
+    else:
+        lines += [
+            f"    partial recovery would have to save every {duration(comparison.partial.wanted)} to keep the target "
+            f"PLS; one save of all rows takes {duration(comparison.inputs.row_save_seconds)}"
+        ]
+    if chosen.overhead >= 1:
+        lines += ["    an overhead of 100 % or more is no forecast: losses come faster than the job recovers from them"]
+    return lines
+
+
+def at_checkpoints(inputs: RecoveryInputs, interval: float) -> list[str]:
+    """What follows at the run's own ``interval`` of checkpoints in seconds."""
+    saving = between_checkpoints(inputs, interval)
+    does = "saves rows beside checkpoints" if saving.pays else "saves rows in checkpoints alone"
+    return [
+        f"  this run's checkpoint.every_minutes = {interval / 60:g}, with full recovery:",
+        full_overhead(full_at(inputs, interval)),
+        f"    rows beside them every T_save = PLS N min(2 T_fail, T_total) = {duration(saving.interval)}:"
+        f" O_rows / T_save = {percent(saving.saving)}, instead of T_ckpt / (2 T_fail) = {percent(saving.again)}",
+        f"    recovery.mode = 'auto' {does}, and goes back to a checkpoint if a loss would bring the PLS above"
+        f" {inputs.target_pls:g}",
+    ]
+
+
+def mode(config: Config, decided: str) -> list[str]:
     """What the run's settings do, if that differs from the decision."""
-    mode = config.recovery.mode
+    asked = config.recovery.mode
     if config.recovery.may_be_partial and (why := config.recovery.why_always_full(config.topology.embedding_ps)):
         return [f"  this run recovers in full all the same: {why}"]
-    if mode in ("auto", decided):
+    if asked in ("auto", decided):
         return []
-    does = "the job ends when ranks are killed" if mode == "off" else f"{mode} recovery all the same"
-    return [f"  this run's recovery.mode = '{mode}': {does}"]
+    does = "the job ends when ranks are killed" if asked == "off" else f"{asked} recovery all the same"
+    return [f"  this run's recovery.mode = '{asked}': {does}"]
 
 
-def by_nodes(config: Config, given: Mapping[str, float], placement: Placement) -> str:
-    """Overheads of full and partial recovery for ``NODES``, if nodes fail independently of each other."""
-    servers = config.topology.embedding_ps
-    inputs, source = inputs_of_plan(config, given, placement).inputs, "default, an example's"
-    if "mtbf_seconds" in given or config.recovery.mtbf_hours:
-        name = INPUTS["mtbf_seconds"].option if "mtbf_seconds" in given else "recovery.mtbf_hours"
-        source = f"{name} x N = {servers}"
-    node = duration(inputs.mtbf_seconds * servers)
-    lines = [
-        "overhead of recovery, nodes with an embedding PS each that fail independently of each other:",
-        f"  T_fail = {node} / nodes ({source}); the other inputs as above",
-        "",
-        "     nodes      T_fail   full: T_save   overhead   partial: T_save   overhead        PLS   pays",
-    ]
-    for nodes in NODES:
-        found = compare(inputs.on_nodes(nodes))
-        best, partial = found.full, found.partial
-        lines.append(
-            f"  {nodes:8,} {duration(found.given.mtbf_seconds):>11} {duration(best.interval):>14} "
-            f"{percent(best.overhead):>10} {duration(partial.interval):>17} {percent(partial.overhead):>10} "
-            f"{partial.pls:10.3g}   {found.mode}"
-        )
-    return "\n".join(lines)
+def parts(strategy: Strategy) -> str:
+    """Saving, losses and their sum."""
+    return f"{percent(strategy.saving)} + {percent(strategy.losses)} = {percent(strategy.overhead)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    size, unit = next((size, unit) for least, size, unit in UNITS if seconds >= least)
+    return f"{rounded(seconds / size)} {unit}"
+
+
+def percent(share: float) -> str:
+    """A share in percent."""
+    return f"{rounded(100 * share)} %"
+
+
+def rounded(value: float) -> str:
+    """Three significant digits, or all digits before the decimal point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

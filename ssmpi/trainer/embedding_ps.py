@@ -22,7 +22,7 @@ from ssmpi.state.checkpoint.rows.newest import arena_in
 from ssmpi.state.checkpoint.rows.saver import RowSaver
 from ssmpi.state.checkpoint.rows.store import RowStore, path_of, remove_beyond
 from ssmpi.state.checkpoint.store import Store
-from ssmpi.state.recovery.row_saves import expected_examples, schedule_of
+from ssmpi.state.recovery.row_saves import schedule_of
 from ssmpi.state.recovery.start import BEGINNING, Start
 from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.trainer.tables import load_rows
@@ -66,8 +66,8 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     server.checkpoint = max(map(checkpoint_number, Store(folder).committed()), default=0)
     store = RowStore(path_of(folder, world.index), arena, start.timeline)
     fraction = config.checkpoint.priority_fraction if tracker else 1.0
-    most_samples = config.recovery.target_pls * config.topology.embedding_ps * expected_examples(config)
-    schedule, earlier = schedule_of(config, fraction, most_samples), RecoveryState(folder).record().row_save_seconds
+    earlier = RecoveryState(folder).record().row_save_seconds
+    schedule = schedule_of(config, arena.placement.most_rows, fraction, earlier)
     saver = RowSaver(store, tracker, server, start.memory, schedule, earlier)
     server.take_lines = saver.take_lines
     failure.start(world, "row saves", saver.run)

@@ -6,16 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ssmpi.runtime.mpi.waiting import SUPERVISOR, Backoff
 from ssmpi.state.checkpoint.manager import CheckpointManager
 from ssmpi.trainer.control import Control
 from ssmpi.trainer.lanes import Lanes, StartThread
 from ssmpi.trainer.metrics.trainer_report import TrainerReport
-
-if TYPE_CHECKING:
-    from ssmpi.trainer.progress import Progress
 
 T = TypeVar("T")
 
@@ -28,7 +25,6 @@ class Supervisor:
 
     control: Control
     checkpoints: CheckpointManager
-    progress: Progress
     lanes: Lanes
     start: StartThread
     report: Callable[[bool], TrainerReport]
@@ -51,7 +47,7 @@ class Supervisor:
         pause = Backoff(SUPERVISOR)
         while True:
             ended = done()
-            self.checkpoints.poll(self.progress.examples_of_all)
+            self.checkpoints.poll()
             free = self.control.tick(self.report, finished=finished and ended)
             if ended and (free or not finished):
                 return

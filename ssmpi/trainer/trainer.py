@@ -29,7 +29,6 @@ from ssmpi.runtime.stop import Stop
 from ssmpi.state.checkpoint.manager import CheckpointManager
 from ssmpi.state.checkpoint.trainer_state import SELECTION, LiveState, TrainerState
 from ssmpi.state.recovery import restart
-from ssmpi.state.recovery.row_saves import RowSaves
 from ssmpi.state.recovery.start import BEGINNING, Start
 from ssmpi.state.recovery.surviving import RunNotes
 from ssmpi.trainer import build_trainer
@@ -83,7 +82,6 @@ class Trainer:
         build_trainer.resume(config, world, saved, live, self.synchronizers[0], start)
         self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
         self._results = build_trainer.results(config, rows, saved, self._recovery) if world.index == 0 else None
-        self._row_saves = RowSaves(config, self.tables.transport, self._results, self._recovery)
         self._snapshots = Snapshots(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica,
             model=self._model, live=live, progress=self.progress, checked=self._control.checked, results=self._results,
@@ -99,9 +97,7 @@ class Trainer:
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
         self._notes = RunNotes(self._recovery, logbook, self._run_so_far, saved)
-        self._threads = Supervisor(
-            self._control, self._checkpoints, self.progress, self._lanes, self.start, self._report
-        )
+        self._threads = Supervisor(self._control, self._checkpoints, self._lanes, self.start, self._report)
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
 
     @property
@@ -184,7 +180,7 @@ class Trainer:
         if self._results:
             self._results.logbook.part_ends()
         self.world.traffic.on = False
-        self._checkpoints.poll(self.progress.examples_of_all)
+        self._checkpoints.poll()
         wishes = np.array([self._stop.stopping, self._checkpoint_due()], np.float32)
         wait(self.world.trainers.iallreduce(wishes), self.config.waiting, "the other trainers (to end this part)")
         if wishes[0]:
@@ -272,7 +268,7 @@ class Trainer:
         """Take a trainer's report, on the first one; with its own it also exchanges status with the embedding PSs."""
         assert self._results
         if trainer == self.world.index:
-            self._row_saves.exchange(self.progress.examples_of_all)
+            self._results.rows_saved(self.tables.transport.exchange_status(self.progress.examples_of_all))
         self._results.logbook.gathered(trainer, report)
         self._notes.write_if_due()
 

@@ -41,10 +41,10 @@ from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.checkpoint.rows import newest
 from ssmpi.state.checkpoint.rows.saver import RowSaver
 from ssmpi.state.checkpoint.store import Store, read_manifest
-from ssmpi.state.recovery import explain, rebuild, restart
+from ssmpi.state.recovery import rebuild, restart
 from ssmpi.state.recovery.start import ResumePlan, Supervised
 from ssmpi.state.recovery.state import RecoveryState
-from ssmpi.state.recovery.surviving import RunNotes
+from ssmpi.state.recovery.surviving import RunNotes, cost_of
 from ssmpi.state.requirements import kept_memory, memory_of_ranks, placement_of
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
@@ -243,7 +243,7 @@ def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_only(tmp_path, small_dat
     assert only["rows_reloaded"] == sum(len(pair[0]) for pair in found.values())
     assert only["sources"] == {"embedding_ps 1": checkpoint.name}
     assert only["samples_lost"] == at_kill - taken > 0
-    assert explain.describe(only) == (
+    assert cost_of(only) == (
         f"going on after {at_kill:,} examples: {only['rows_reloaded']:,} embedding rows reloaded (embedding_ps 1 from"
         f" {checkpoint.name}), which miss {at_kill - taken:,} samples and {only['updates_lost']:,} updates. PLS is"
         f" {only['pls']:.3g} so far"
@@ -656,7 +656,7 @@ def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, 
     assert only["updates_lost"] == round(lost)
     unsaved += lookups_by_hand(config, placement, 1, saves[-1], kill)
     assert unsaved.sum() == pytest.approx(lost, rel=0.05)  # of a striped table not every PS has the same share
-    assert f"and {round(lost):,} updates" in explain.describe(only)
+    assert f"and {round(lost):,} updates" in cost_of(only)
 
 
 @pytest.mark.parametrize("priority", ["none", "mfu"])

@@ -52,9 +52,8 @@ def table(given: RecoveryInputs, at_once: int, rows: Sequence[Row], shape: float
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
     losers = f"{at_once} of them together lose" if at_once > 1 else "one of them loses"
-    save, rows_save, wall = given.save_seconds, given.row_save_seconds, given.row_save_wall_seconds
+    save, rows_save = given.save_seconds, given.row_save_seconds
     cost = f"O_save = {save:g} s" + f", O_rows = {rows_save:g} s" * (save != rows_save)
-    cost += f", T_rows = {wall:g} s" * (wall != rows_save)
     return "\n".join([
         f"A job of T_total = {given.total_seconds / HOUR:g} h with {given.servers} embedding PSs: {losers} memory every"
         f" T_fail = {given.mtbf_seconds / HOUR:g} h, {rows[0]['losses'].mean:g} times a run here"

@@ -23,7 +23,6 @@ class Note(StrEnum):
     FORGOTTEN = "forgotten"  # a trainer: the recovery whose outcome includes what it lost in flight
     BEGUN = "begun"  # the first trainer's checkpoints: the number of the newest one, which row saves refer to
     SAVED = "saved"  # their timer: after how many examples the last one was, and when, in seconds since boot
-    DECIDED = "decided"  # the first trainer: the mode of recovery that rows are saved for
     RUN_SO_FAR = "run so far"  # the first trainer: what no other trainer has
     LEDGER = "ledger"  # the first trainer: which memory is valid, what was lost, and the outcome of a recovery
 

@@ -34,10 +34,6 @@ class SaveContext:
 class SaveLog(Protocol):
     """The metric logger, as far as saving needs it; the first trainer has one."""
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of training so far, without pauses."""
-
     def saved(self, line: dict[str, Any]) -> None:
         """Write what saving a checkpoint cost, or that it failed."""
 

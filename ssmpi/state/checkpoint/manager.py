@@ -24,7 +24,6 @@ from ssmpi.runtime.mpi.background import start_background
 from ssmpi.runtime.mpi.failure import FATAL_REPORT_SECONDS, cause
 from ssmpi.runtime.mpi.rank_memory import Note
 from ssmpi.runtime.mpi.waiting import SUPERVISOR, Backoff, WaitOptions, wait
-from ssmpi.runtime.save_cost import SaveCost
 from ssmpi.state.checkpoint import store
 from ssmpi.state.checkpoint.disk_space import make_room
 from ssmpi.state.checkpoint.model_saver import STEPS, ModelSaver
@@ -38,7 +37,6 @@ from ssmpi.state.checkpoint.pending_save import (
     report_outcomes,
     written_in_background,
 )
-from ssmpi.state.checkpoint.slowdown import Slowdown
 from ssmpi.state.checkpoint.timer import CheckpointTimer
 
 if TYPE_CHECKING:
@@ -61,20 +59,15 @@ class CheckpointManager:
         self._tables, self._log = context.tables, log
         self._store = store.Store(context.run)
         self._newest = next(reversed(self._store.committed()), None)  # cached: ending a job must not access a disk
-        self._timer, self._slowdown = CheckpointTimer(self._options, examples, context.memory), Slowdown()
+        self._timer = CheckpointTimer(self._options, examples, context.memory)
         self._writing: PendingCheckpoint | None = None
         self._mine: Future[None] | None = None  # this trainer's files, and its report about them
         self._making: Future[int] | None = None  # a folder
         self._removing: Future[None] | None = None  # older checkpoints
 
-    def poll(self, examples: int) -> None:
-        """Commit the checkpoint being written, once its files are complete, and measure how much it slows training
-        down, which has done ``examples`` of all trainers. Never waits for the disk.
-        """
-        if not self._log:
-            return
+    def poll(self) -> None:
+        """Commit the checkpoint being written, once its files are complete. Never waits for the disk."""
         writing = self._writing
-        self._slowdown.tick(examples, self._log.seconds, writing=bool(writing))
         if writing and time.monotonic() - writing.asked >= POLL_SECONDS:
             self._look_after(writing)
 
@@ -162,7 +155,7 @@ class CheckpointManager:
         if self._log:
             self._timer.saved(mine.examples)
             if self._writing:
-                self._writing.cost = SaveCost(came_to_rest + clock.wall)
+                self._writing.cost = came_to_rest + clock.wall
             self._log.pause(came_to_rest + clock.wall)
 
     def _make_folder(self, needed: int) -> int:
@@ -181,7 +174,7 @@ class CheckpointManager:
         try:
             number = in_time(making, self._options.limit_seconds, f"made a folder in {self._store.folder}")
         except (OSError, DataError) as error:
-            self._failed(cause(error), SaveCost())
+            self._failed(cause(error), 0.0)
             return 0
         memory.note(Note.BEGUN, number)
         return number
@@ -222,7 +215,7 @@ class CheckpointManager:
             log.error(f"error: {self._lateness(writing)}. {until}. {self._what_there_is()}")
 
     def _commit(self, writing: PendingCheckpoint, outcomes: list[Outcome]) -> None:
-        writing.written(self._slowdown.end())
+        writing.written()
         writing.committing = start_background("commit", commit_or_remove, writing.folder, outcomes, writing.state)
 
     def _end(self, writing: PendingCheckpoint, committing: Future[store.FileManifest]) -> None:
@@ -242,17 +235,17 @@ class CheckpointManager:
         self._log.saved(line)
         self._log.say(
             f"{line['name']} committed at {line['position']:,} examples: {line['bytes'] / 1e6:,.1f} MB in"
-            f" {line['write_seconds']:.2f} s, {writing.cost.describe()} (O_save)"
+            f" {line['write_seconds']:.2f} s, training stood still for {writing.cost:.2f} s (O_save)"
         )
 
-    def _failed(self, text: str, cost: SaveCost) -> None:
+    def _failed(self, text: str, cost: float) -> None:
         """On the first trainer: a checkpoint could not be written. That ends the job only if it was asked to stop."""
         assert self._log
         there = self._what_there_is()
         if self._context.stop.stopped:
             raise DataError(f"no checkpoint could be saved, and the job was asked to stop: {text}. {there}")
         log.error(f"error: no checkpoint could be saved, training continues: {text}. {there}")
-        self._log.saved({"error": text, **cost.fields()})
+        self._log.saved({"error": text, "O_save": cost})
 
     def _out_of_budget(self) -> None:
         budget = self._options.stop_budget_seconds

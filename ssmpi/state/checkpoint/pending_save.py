@@ -22,7 +22,6 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.host.clock import Clock
 from ssmpi.runtime.mpi.failure import NO_ROOM, cause
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait
-from ssmpi.runtime.save_cost import SaveCost
 from ssmpi.state.checkpoint import disk, files, store
 from ssmpi.state.checkpoint.model_files import move_into_place
 from ssmpi.state.checkpoint.store import FileManifest
@@ -120,7 +119,8 @@ class TrainerOutcomes:
 @dataclass
 class PendingCheckpoint:
     """On the first trainer: a checkpoint that is not committed yet. ``step`` is the clock of the present step, which
-    has the time limit: its files are being written, then it is committed.
+    has the time limit: its files are being written, then it is committed. ``cost`` is the time in seconds that training
+    stood still.
     """
 
     folder: Path
@@ -128,24 +128,22 @@ class PendingCheckpoint:
     state: dict[str, Any]
     clock: Clock
     step: Clock = field(default_factory=Clock)
-    cost: SaveCost = field(default_factory=SaveCost)
+    cost: float = 0.0
     asked: float = 0.0
     late: bool = False
     committing: Future[FileManifest] | None = None
 
-    def written(self, slowdown: float) -> None:
-        """Its files are written, and training has lost ``slowdown`` seconds to slower steps meanwhile: record it for a
-        job that resumes from it.
-        """
-        self.step, self.cost = Clock(), SaveCost(self.cost.standstill or self.clock.wall, slowdown)
+    def written(self) -> None:
+        """Its files are written: record what they have cost for a job that resumes from it."""
+        self.step, self.cost = Clock(), self.cost or self.clock.wall
         logbook = self.state["logbook"]
-        logbook |= {**SaveCost.of(logbook).plus(self.cost).fields(), "checkpoints": logbook["checkpoints"] + 1}
+        logbook |= {"O_save": logbook["O_save"] + self.cost, "checkpoints": logbook["checkpoints"] + 1}
 
     def line(self, manifest: FileManifest) -> dict[str, Any]:
         """Its line in ``metrics.jsonl``, once it is committed."""
         size, position = manifest.bytes, manifest.state["examples"]
         written = {"write_seconds": self.clock.wall, "bytes": size, "position": position}
-        return {"name": self.folder.name, **self.cost.fields(), **written}
+        return {"name": self.folder.name, "O_save": self.cost, **written}
 
     def outcomes(self, tables: SavableTables) -> list[Outcome] | None:
         """The outcomes of all files; None while one is being written."""

@@ -22,7 +22,7 @@ from ssmpi.state.checkpoint import parent
 from ssmpi.state.checkpoint.rows import newest
 from ssmpi.state.checkpoint.rows.newest import Reloaded
 from ssmpi.state.checkpoint.store import read_manifest
-from ssmpi.state.recovery.choice import over_target
+from ssmpi.state.recovery.decision import over_target
 from ssmpi.state.recovery.ledger import Ledger
 from ssmpi.state.recovery.row_saves import expected_examples
 from ssmpi.state.recovery.start import Repair, Start

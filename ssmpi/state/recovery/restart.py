@@ -1,9 +1,9 @@
 """How a job resumes after ranks were killed, from top to bottom. With MPI, ranks die together: ``ssmpi launch`` starts
 the job again (``cluster/restarts``), and then
 
-1. ``begin``: every rank inspects its memory, and the first one decides (``choice``): warm recovery, from memory alone;
-   partial recovery, which makes lost memory anew and loads the rows of lost embedding PSs (``rebuild``); or full
-   recovery, from a checkpoint (``checkpoints``), as in a job that nothing survived;
+1. ``begin``: every rank inspects its memory, and the first one decides (``decision``): warm recovery, from memory
+   alone; partial recovery, which makes lost memory anew and loads the rows of lost embedding PSs (``rebuild``); or
+   full recovery, from a checkpoint (``checkpoints``), as in a job that nothing survived;
 2. roles start: trainers merge what they have kept (``surviving``), and lost replicas and centers are restored
    (``replicas``);
 3. ``resumed``: all ranks are ready, the loss is booked, and from then on the new memory is valid.
@@ -29,7 +29,7 @@ from ssmpi.runtime.mpi.rank_memory import ProcessMemory, RankMemory
 from ssmpi.state.checkpoint import store
 from ssmpi.state.recovery import rebuild
 from ssmpi.state.recovery.checkpoints import choose_checkpoint
-from ssmpi.state.recovery.choice import FROM_BEGINNING, FULL, MEMORY, PARTIAL, Choice, Found, choose
+from ssmpi.state.recovery.decision import FROM_BEGINNING, FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.state.recovery.ledger import Ledger
 from ssmpi.state.recovery.left_memory import MemoryPlace, refuse_left, remove_everywhere
 from ssmpi.state.recovery.start import Start

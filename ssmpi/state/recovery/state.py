@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ssmpi.runtime.documents import parse_json
 from ssmpi.runtime.errors import DamageError, UserError, json_problem
@@ -22,12 +22,9 @@ from ssmpi.runtime.host.clock import process_age
 from ssmpi.runtime.mpi.rank_memory import Note, ProcessMemory, RankMemory
 from ssmpi.state.recovery.ledger import Ledger
 
-if TYPE_CHECKING:
-    from ssmpi.state.recovery.policy import Mode
-
 OUTCOME = "outcome"  # in the first trainer's note, beside the ledger: what a recovery has come to
 NOTHING: Mapping[str, Any] = MappingProxyType({"launch": "", "start": 0, "recoveries": []})  # of a run not started
-SAVING, COST = "row_save_seconds", "row_save_costs"
+SAVING = "row_save_seconds"
 REMEDY = (
     "it says which surviving memory and which row saves are valid: put an intact copy in its place; or move it away,"
     " then the next start resumes from the newest checkpoint, and the run's earlier recoveries are known only to its"
@@ -83,11 +80,6 @@ class Record:
         before the first.
         """
         return max(map(float, self.found.get(SAVING, {}).values()), default=0.0)
-
-    @property
-    def row_save_cost(self) -> float:
-        """What a save of all rows costs in CPU seconds, the highest; 0 before the first."""
-        return max(map(float, self.found.get(COST, {}).values()), default=0.0)
 
     def is_own(self, run: Path) -> bool:
         """Whether it is of this run folder, and did not come here with a copy: the memory of the launch that it names
@@ -173,14 +165,12 @@ class RecoveryState:
             record = self.record()
             self._write({**record.found, "recoveries": [*record.recoveries, recovery]})
 
-    def rows_saved(self, server: int, seconds: float, cost: float) -> None:
-        """Record how long an embedding PS's last save of all rows took (``seconds``, wall time) and what it cost (CPU
-        seconds), because that must outlive its memory.
-        """
+    def rows_saved(self, durations: Mapping[int, float]) -> None:
+        """Record how many seconds the last save of all rows took, by embedding PS: that must outlive its memory."""
         with self._lock:
-            found, values = self.record().found, {SAVING: seconds, COST: cost}
-            more = {name: {**found.get(name, {}), str(server): round(value, 6)} for name, value in values.items()}
-            self._write({**found, **more})
+            found = self.record().found
+            more = {str(server): round(seconds, 6) for server, seconds in durations.items()}
+            self._write({**found, SAVING: {**found.get(SAVING, {}), **more}})
 
     def outcome(self, more: dict[str, Any]) -> dict[str, Any]:
         """The fields to add to the last record when training resumes, with the seconds taken to restore the state.
@@ -231,16 +221,6 @@ class RecoveryState:
     def note_run_so_far(self, values: Mapping[str, Any]) -> None:
         """Note what no other trainer has."""
         self.memory.note(Note.RUN_SO_FAR, values)
-
-    @property
-    def mode(self) -> Mode | None:
-        """The mode of recovery that rows are saved for, as noted; None before the first decision."""
-        found: Mode | None = self.memory.noted(Note.DECIDED)
-        return found
-
-    def note_mode(self, mode: Mode) -> None:
-        """Note the mode of recovery that rows are saved for: after a kill the run still does what it has decided."""
-        self.memory.note(Note.DECIDED, mode)
 
     def noted(self) -> tuple[Ledger | None, dict[str, Any]]:
         """The ledger that the first trainer has noted, if any, and the outcome that was noted with it."""

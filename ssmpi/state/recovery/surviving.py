@@ -14,8 +14,7 @@ from ssmpi.runtime.files.log import log
 from ssmpi.runtime.mpi.rank_memory import Note
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait
 from ssmpi.runtime.quality import Quality, counters
-from ssmpi.state.recovery import explain
-from ssmpi.state.recovery.choice import PARTIAL
+from ssmpi.state.recovery.decision import PARTIAL
 from ssmpi.state.recovery.replicas import restore_lost
 from ssmpi.state.recovery.state import RecoveryState
 
@@ -192,6 +191,22 @@ class RecoveryLog(Protocol):
         """Print a line."""
 
 
+def cost_of(record: Mapping[str, Any]) -> str:
+    """The cost of a partial recovery, in a sentence."""
+    parts = [
+        f"{record['rows_reloaded']:,} embedding rows reloaded ("
+        + ", ".join(f"{who} from {source}" for who, source in record["sources"].items())
+        + f"), which miss {record['samples_lost']:,} samples"
+        + ("" if record.get("updates_lost") is None else f" and {record['updates_lost']:,} updates")
+    ] * bool(record["rows_reloaded"])
+    if record["rows_dealt_again"]:
+        parts.append(f"up to {record['rows_dealt_again']:,} rows of the data are trained on again")
+    if record["accounts_lost"]:
+        parts.append(f"gradients of {record['accounts_lost']} threads that were not pushed are lost")
+    cost = "; ".join(parts) or "nothing but what follows from the ranks that live"
+    return f"going on after {record['examples']:,} examples: {cost}. PLS is {record['pls']:.3g} so far"
+
+
 class RunNotes:
     """The first trainer's note in its memory, at most a second old: state that no other trainer has and that is neither
     in ``Progress`` nor in ``TrainedRows``: what ``run_so_far`` returns, and which recoveries the ``log`` has lines of.
@@ -226,7 +241,7 @@ class RunNotes:
         for recovery in found[self._logged :]:
             self._log.recovered(recovery)
             if recovery["how"] == PARTIAL:
-                self._log.say(explain.describe(recovery))
+                self._log.say(cost_of(recovery))
         self._logged, self._again = len(found), (0, 0)
         self.write()  # otherwise a kill within a second would undo these lines
 

@@ -86,12 +86,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "refused": ((KEYS,), "how often a new key got no row so far, because the table was full"),
     "room": ((KEYS,), "keys that there is memory for so far: it comes in steps up to `rows`"),
     "name": ((CHECKPOINT,), "folder of the checkpoint"),
-    "O_save": ((CHECKPOINT,), "seconds of training that it cost: the sum of the next two, never less than the first"),
-    "standstill_seconds": ((CHECKPOINT,), "seconds that training was paused for it"),
-    "slowdown_seconds": (
-        (CHECKPOINT,),
-        "seconds lost because training was slower while it was written; negative if it was faster",
-    ),
+    "O_save": ((CHECKPOINT,), "seconds that training was paused for it"),
     "write_seconds": (SAVED, "seconds from its start to its commit"),
     "bytes": (SAVED, "size of its files; of saved rows, what was written"),
     "position": (SAVED, "examples after which it was taken; `examples` is when it was committed, or reported"),

@@ -18,7 +18,6 @@ from ssmpi.runtime.files.log import above, log, terminal
 from ssmpi.runtime.files.run_files import METRICS
 from ssmpi.runtime.mpi.failure import cause
 from ssmpi.runtime.quality import SUMS, Quality
-from ssmpi.runtime.save_cost import SaveCost
 from ssmpi.runtime.topology import Topology
 from ssmpi.trainer.metrics.fields import EPS_BY_TRAINER, STEPS_BY_TRAINER, bar, describe
 from ssmpi.trainer.metrics.log_files import EventWriter, JsonlFile
@@ -64,7 +63,7 @@ class MetricLogger:
         self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
         self._began = self._window_began = self._line_said = time.monotonic()
         self._earlier = {name: numbers.get(name, 0.0) for name in ("seconds", "iterations", "rounds")}
-        self._checkpoints, self._save_cost = numbers.get("checkpoints", 0.0), SaveCost.of(numbers)
+        self._saving = {name: numbers.get(name, 0.0) for name in ("checkpoints", "O_save")}
         self.traffic = TrafficLog(topology.trainers, numbers)
         self._started, self._paused = False, 0.0
         self._rest_since: float | None = None
@@ -125,8 +124,8 @@ class MetricLogger:
 
     def saved(self, line: dict[str, Any]) -> None:
         """Write what saving a checkpoint cost, or that it failed."""
-        self._checkpoints += "error" not in line
-        self._save_cost = self._save_cost.plus(SaveCost.of(line))
+        self._saving["checkpoints"] += "error" not in line
+        self._saving["O_save"] += line["O_save"]
         self._write({"kind": "checkpoint", **self._where(), **line})
 
     def recovered(self, record: dict[str, Any]) -> None:
@@ -248,11 +247,6 @@ class MetricLogger:
     def _examples(self) -> int:
         """Examples trained on: a batch repeated after a kill counts once."""
         return int(self._total.sums[SUMS.index("examples")] - self._twice)
-
-    @property
-    def _saving(self) -> dict[str, float]:
-        """The number of checkpoints and their cost."""
-        return {"checkpoints": self._checkpoints, **self._save_cost.fields()}
 
     def _write(self, line: dict[str, Any]) -> None:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -108,23 +108,19 @@ class RunResults:
             self.logbook.swept(feature, counts._asdict())
         self.keys = {feature: counts._asdict() for feature, counts in keys.items()}
 
-    def rows_saved(self, lines: Sequence[dict[str, Any]], recorded: Callable[[], object] | None = None) -> None:
+    def rows_saved(self, lines: Sequence[dict[str, Any]]) -> None:
         """Log the row saves of embedding PSs. Their durations are recorded in the background, because the first trainer
-        must go on dealing blocks if the disk hangs; then ``recorded`` is called. A failure is logged.
+        must go on dealing blocks if the disk hangs. A failure is logged.
         """
-        found = []
+        durations = {line["ps"]: line.pop("all_rows_seconds") for line in lines if "all_rows_seconds" in line}
         for line in lines:
-            if "all_rows_seconds" in line:
-                found.append((line["ps"], line.pop("all_rows_seconds"), line.pop("all_rows_cost")))
             self.logbook.rows_saved(line)
-        self._behind.do(partial(self._record, found, recorded))
+        if durations:
+            self._behind.do(partial(self._record, durations))
 
-    def _record(self, found: Sequence[tuple[int, float, float]], recorded: Callable[[], object] | None) -> None:
+    def _record(self, durations: Mapping[int, float]) -> None:
         try:
-            for each in found:
-                self.recovery.rows_saved(*each)
-            if recorded:
-                recorded()
+            self.recovery.rows_saved(durations)
         except (OSError, UserError) as error:
             log.warning(f"training continues, but how long row saves take is not recorded: {error}")
 

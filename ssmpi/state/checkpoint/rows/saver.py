@@ -9,7 +9,6 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0  # to notice checkpoints
 MOST_LINES = 20  # reported in one message
-LEAST_COST = 1e-6  # seconds: a schedule needs a cost above 0
 
 
 class _EndedError(Exception):
@@ -39,14 +37,14 @@ class _EndedError(Exception):
 
 @dataclass(frozen=True)
 class SaveSchedule:
-    """When this ``fraction`` of the rows is saved. ``interval`` gives the seconds between saves of all rows by the
-    seconds that one takes; after ``most_samples`` of all trainers they may follow each other at ``least`` times those
-    seconds. Saves of a fraction come at that fraction of each.
+    """When this ``fraction`` of the rows is saved. From one save of all rows to the next pass ``interval`` seconds, but
+    at least ``least`` times what one takes, and no more than that after ``most_samples`` of all trainers. Saves of a
+    fraction come at that fraction of each.
     """
 
     fraction: float
-    interval: Callable[[float], float]
-    least: float
+    interval: float
+    least: float = 0.0
     most_samples: float = math.inf
 
 
@@ -106,11 +104,11 @@ class RowSaver:
     @property
     def interval(self) -> float:
         """Seconds between saves, by the schedule."""
-        return self._fraction * self._schedule.interval(max(self._seconds, LEAST_COST))
+        return self._fraction * max(self._schedule.interval, self._schedule.least * self._seconds)
 
     def save(self) -> None:
         """Save once, and record what it took."""
-        clock, at, samples, cost = Clock(), time.monotonic(), self._server.samples, time.thread_time()
+        clock, at, samples = Clock(), time.monotonic(), self._server.samples
         try:
             self._open()
             self._store.checkpoint = self._server.checkpoint
@@ -127,12 +125,10 @@ class RowSaver:
             self._unreported.append({"error": text})
             return
         share = 1.0 if whole else self._fraction
-        cost = max(time.thread_time() - cost, LEAST_COST) / share  # all that training loses
         self._at, self._samples = at, samples
         self._whole, self._seconds = self._outdated, clock.wall / share
         self._remember()
-        line |= {"write_seconds": clock.wall, "position": samples}
-        line |= {"all_rows_seconds": self._seconds, "all_rows_cost": cost}
+        line |= {"write_seconds": clock.wall, "position": samples, "all_rows_seconds": self._seconds}
         self._unreported.append(line)
         log.info(
             f"rows saved: {line['rows']:,}, with {line['covered']:.1%} of what changed; {line['bytes']:,} bytes,"
@@ -184,14 +180,13 @@ class RowSaver:
         server = self._server
         if server.checkpoint != self._checkpoint and not self._tracker:
             self._checkpoint, self._at, self._samples = server.checkpoint, time.monotonic(), server.samples
-        if self._samples is None and server.samples >= 0 and server.saves_rows:
+        if self._samples is None and server.samples >= 0:
             self._samples = server.samples
 
     def _seconds_left(self) -> float:
-        """Seconds until the next save; none starts before the first trainer has reported the number of samples, or
-        while it reports that full recovery costs less.
+        """Seconds until the next save; none starts before the first trainer has reported the number of samples.
         """
-        if self._samples is None or self._server.samples < 0 or not self._server.saves_rows:
+        if self._samples is None or self._server.samples < 0:
             return POLL_SECONDS
         interval = self.interval
         if self._server.samples - self._samples >= self._fraction * self._schedule.most_samples:

@@ -24,15 +24,13 @@ from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import RECOVERIES, unknown_entries
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
-from ssmpi.runtime.run_options import CheckpointOptions, RecoveryOptions
 from ssmpi.runtime.topology import Topology
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.checkpoint.rows import saver
 from ssmpi.state.checkpoint.rows.newest import Unsaved
 from ssmpi.state.checkpoint.rows.records import read_rows
-from ssmpi.state.checkpoint.rows.saver import POLL_SECONDS, RowSaver
+from ssmpi.state.checkpoint.rows.saver import POLL_SECONDS, RowSaver, SaveSchedule
 from ssmpi.state.checkpoint.rows.store import RowStore, path_of, remove_beyond
-from ssmpi.state.recovery.row_saves import schedule_of
 from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.tools import inspect
 from ssmpi.trainer import control, embedding_ps
@@ -71,12 +69,9 @@ def no_waiting_for_the_disk(monkeypatch):
 class Saving:
     """A saver of 100 rows that are looked up by hand. ``restart`` is another process that goes on with the memory."""
 
-    def __init__(self, folder, priority="mfu", fraction=FRACTION, most_samples=math.inf, **recovery):
-        self.most_samples = most_samples
-        self.config = SimpleNamespace(
-            checkpoint=CheckpointOptions(priority=priority, priority_fraction=fraction),
-            recovery=RecoveryOptions(**recovery), topology=Topology(embedding_ps=1),
-        )  # fmt: skip
+    def __init__(self, folder, priority="mfu", fraction=FRACTION, interval=100 * 3600.0, most_samples=math.inf):
+        share = 1.0 if priority == "none" else fraction
+        self.schedule = SaveSchedule(share, interval, 10.0, most_samples)
         self.path, plan = path_of(folder / "run", 0), place((ROWS,), 1)
         self.path.parent.mkdir(parents=True)
         self.arena = Arena(row_options(4), plan, 0, seed=1)
@@ -85,15 +80,13 @@ class Saving:
             scope = scope_of(plan, 0)
             self.tracker = MFU(scope, fraction, np.zeros(MFU.bytes_for(scope, fraction), np.uint8))
             self.arena.set_observer(self.tracker.observe)
-        self.server = SimpleNamespace(arena=self.arena, samples=7, checkpoint=0, saves_rows=True)
+        self.server = SimpleNamespace(arena=self.arena, samples=7, checkpoint=0)
         self.memory = Notes()
         self.restart()
 
     def restart(self, earlier=0.0):
         store = RowStore(self.path, self.arena, 1)
-        fraction = self.config.checkpoint.priority_fraction if self.tracker else 1.0
-        schedule = schedule_of(self.config, fraction, self.most_samples)
-        self.saver = RowSaver(store, self.tracker, self.server, self.memory, schedule, earlier)
+        self.saver = RowSaver(store, self.tracker, self.server, self.memory, self.schedule, earlier)
 
     def use(self, *rows, times=1):
         found = np.array(rows, np.int32)
@@ -304,18 +297,14 @@ def test_increments_that_outweigh_their_base_are_merged(saving):
         saving.restart()
 
 
-def test_the_interval_follows_from_target_and_losses_and_what_a_save_takes(tmp_path):
-    """T_save = 2 PLS N T_fail (CPR), a fraction of it for a fraction of the rows, and never below ten saves."""
-    options = {"target_pls": 0.05, "mtbf_hours": 10}
-    saving = Saving(tmp_path / "a", **options)
-    assert saving.saver.interval == pytest.approx(FRACTION * 2 * 0.05 * 1 * 36_000)
+def test_the_interval_is_never_below_ten_saves(tmp_path):
+    """A fraction of it for a fraction of the rows."""
+    saving = Saving(tmp_path / "a", interval=3_600.0)
+    assert saving.saver.interval == pytest.approx(FRACTION * 3_600)
     saving.memory = Notes()  # which was lost
     saving.restart(earlier=1000.0)
     assert saving.saver.interval == pytest.approx(FRACTION * 10 * 1000)
-    vanilla = Saving(tmp_path / "b", "none", **options)
-    assert vanilla.saver.interval == pytest.approx(2 * 0.05 * 36_000)
-    unknown = Saving(tmp_path / "c", "none")
-    assert unknown.saver.interval == pytest.approx(2 * 0.1 * 504 * 3600)
+    assert Saving(tmp_path / "b", "none", interval=3_600.0).saver.interval == 3_600
 
 
 @pytest.mark.parametrize("priority", ["none", "mfu"])
@@ -349,11 +338,11 @@ def test_nothing_is_saved_before_samples_are_known(saving):
     assert saving.seconds_left() < 0
 
 
-def test_nothing_is_saved_while_the_first_trainer_says_so(saving):
-    saving.server.saves_rows = False
-    assert saving.seconds_left() == POLL_SECONDS
-    saving.server.saves_rows = True
-    assert saving.seconds_left() < 0  # it is overdue
+def test_nothing_is_saved_where_that_does_not_pay(tmp_path):
+    saving = Saving(tmp_path, interval=math.inf)
+    assert saving.seconds_left() == math.inf
+    saving.server.samples = 1_000_000_000
+    assert saving.seconds_left() == math.inf
 
 
 def test_row_saves_that_cannot_be_removed_do_not_change_how_a_run_ends(saving, inject, said):
@@ -368,7 +357,7 @@ def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatc
     """``recoveries.json`` is written again and again while training goes on; saves that fail end nothing either."""
     results = RunResults(tmp_path, SimpleNamespace(log_seconds=1.0, tensorboard=False), Topology(embedding_ps=2), 100)
     line = {"ps": 1, "rows": 3, "bytes": 12, "covered": 1.0, "write_seconds": 0.1, "position": 50}
-    timed = {"all_rows_seconds": 0.5, "all_rows_cost": 0.25}
+    timed = {"all_rows_seconds": 0.5}
     results.rows_saved([{**line, **timed}])
 
     def full(recovery, found):
@@ -385,21 +374,6 @@ def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatc
     assert RecoveryState(tmp_path).record().row_save_seconds == 0.5
     written = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [each["rows"] for each in written] == [3, 3]
-
-
-def test_what_a_save_costs_is_what_it_computes_not_what_it_waits_for(tmp_path, monkeypatch):
-    saving, write_at = Saving(tmp_path), disk.write_at
-
-    def slow(*arguments):
-        time.sleep(0.2)
-        write_at(*arguments)
-
-    monkeypatch.setattr(disk, "write_at", slow)
-    for share in (1.0, FRACTION):
-        saving.save()
-        line = saving.saver.take_lines()[-1]
-        assert line["all_rows_seconds"] >= 0.2 / share
-        assert 0 < line["all_rows_cost"] < 0.1 / share
 
 
 def test_flat_access_draws_one_warning(saving, said):

@@ -30,7 +30,7 @@ from ssmpi.state import resume, run_folder
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.checkpoint.pending_save import FullDiskError
 from ssmpi.state.recovery import left_memory, restart
-from ssmpi.state.recovery.choice import FROM_BEGINNING, MEMORY, PARTIAL
+from ssmpi.state.recovery.decision import FROM_BEGINNING, MEMORY, PARTIAL
 from ssmpi.state.recovery.left_memory import MemoryPlace
 from ssmpi.state.recovery.start import ResumePlan, Supervised
 from ssmpi.state.recovery.state import Left, RecoveryState
@@ -382,7 +382,7 @@ def test_a_row_save_and_a_recovery_are_both_recorded(tmp_path, monkeypatch):
         write(self, found)
 
     monkeypatch.setattr(RecoveryState, "_write", write_late)
-    state.rows_saved(0, seconds=3.0, cost=2.0)
+    state.rows_saved({0: 3.0})
     others[0].join()
     record = state.record()
     assert (record.row_save_seconds, record.recoveries) == (3.0, [{"at": "now"}])
