@@ -8,14 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike
-
-
-class ArrayMemory(Protocol):
-    """The memory of a rank, as far as counters need it."""
-
-    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """An array that only this rank uses: zeros, or as an earlier process left it."""
 
 
 class MPIRequest(Protocol):

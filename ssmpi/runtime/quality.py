@@ -13,12 +13,12 @@ It asks whether a group's own rows are in the right order, and is exact: pairs o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ssmpi.runtime.compiled.jit import njit
-from ssmpi.runtime.protocols import ArrayMemory
 
 BINS = 16384
 LOGIT_LIMIT = 16.0
@@ -58,12 +58,12 @@ def accumulate(logits: np.ndarray, labels: np.ndarray, histogram: np.ndarray, su
     return total
 
 
-def counters(memory: ArrayMemory, threads: int) -> tuple[np.ndarray, np.ndarray]:
-    """What each thread of a trainer has scored, in the memory of its rank: sums float64 (threads, 5) and histograms
-    int64 (threads, 2, BINS).
+def counters(array: Callable[..., np.ndarray], threads: int) -> tuple[np.ndarray, np.ndarray]:
+    """What each thread of a trainer has scored: sums float64 (threads, 5) and histograms int64 (threads, 2, BINS). A
+    rank's memory has the function that makes an ``array`` by name, shape and type.
     """
-    sums = memory.array("sums", (threads, len(SUMS)), np.float64)
-    return sums, memory.array("histograms", (threads, 2, BINS), np.int64)
+    sums = array("sums", (threads, len(SUMS)), np.float64)
+    return sums, array("histograms", (threads, 2, BINS), np.int64)
 
 
 @dataclass

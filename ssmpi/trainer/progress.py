@@ -62,7 +62,7 @@ class Progress:
         self._schedule, self._earlier, self._expected = schedule, earlier, expected
         self._flat = schedule.flat
         self._others, self._updating = OtherTrainers(0, 0, homes - 1.0, 0.0), threading.Lock()
-        self._sums, self._histograms = counters(memory, threads)
+        self._sums, self._histograms = counters(memory.array, threads)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # one for each thread
         self._examples = [0] * threads  # plain numbers: they are added up in every step
         self.losses: list[float] | None = None

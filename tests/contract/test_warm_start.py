@@ -20,8 +20,7 @@ from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.model.options import DenseOptions
 from ssmpi.runtime.mpi import memory_file
-from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
-from ssmpi.runtime.mpi.memory_header import LostMemoryError
+from ssmpi.runtime.mpi.memory_file import LostMemoryError, MemoryFile, Origin
 from ssmpi.runtime.mpi.service import request_tag
 from ssmpi.runtime.topology import Topology
 from ssmpi.state import run_folder

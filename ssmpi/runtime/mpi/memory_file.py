@@ -13,10 +13,12 @@ import json
 import mmap
 import os
 import secrets
+import struct
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +27,21 @@ from numpy.typing import DTypeLike
 
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host import memory_folder
-from ssmpi.runtime.mpi import memory_header
-from ssmpi.runtime.mpi.memory_header import COMPLETE, HEADER, NOTES, LostMemoryError
 from ssmpi.runtime.mpi.rank_memory import Note, ProcessMemory
-from ssmpi.runtime.mpi.reservation import keep, promise, reserve
-from ssmpi.runtime.mpi.shared_memory import KEY, Memory, address, hold, mapped, punch
+from ssmpi.runtime.mpi.shared_memory import KEY, Memory, address, hold, keep, mapped, promise, punch, reserve
 
 RETRY_SECONDS = 1.0  # until a note that found no room is written again
 LOCK_SECONDS = 5.0  # for the processes of the previous start to exit
+MAGIC, LAYOUT = b"ssmpimem", 6  # raise LAYOUT with every change of what lies in a file or in a note
+HEADER = 4 * mmap.ALLOCATIONGRANULARITY
+FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, what is missing, length and checksum of the table
+MISSING = struct.Struct("=I")  # a part of it, at this offset:
+MISSING_AT = KEY + len(MAGIC)
+COMPLETE, FILLING, NOTES = range(3)  # nothing; it is not filled yet; its notes are old, because there was no room
+
+
+class LostMemoryError(Exception):
+    """Why the memory of an earlier process cannot be used."""
 
 
 class Origin(NamedTuple):
@@ -65,7 +74,7 @@ class MemoryFile:
         self._key = secrets.token_bytes(KEY)
         if self._grow(HEADER, None):
             self._head = mmap.mmap(self.file, HEADER)
-            memory_header.write(self._head, self._key, {})
+            write_header(self._head, self._key, {})
 
     @classmethod
     def found(cls, path: Path, run: str, rank: str) -> MemoryFile:
@@ -81,7 +90,7 @@ class MemoryFile:
         weakref.finalize(own, os.close, own.file)
         _lock(own.file, path)
         own._size = os.fstat(own.file).st_size
-        own._head, table, own._key = memory_header.read(own.file, path)
+        own._head, table, own._key = read_header(own.file, path)
         own.origin = Origin(table["run"], table["rank"], table["start"])
         own._table = {name: (offset, there) for name, (offset, there) in table["arrays"].items()}
         own._begin_notes(set(table["notes"]), filled=True)
@@ -109,7 +118,7 @@ class MemoryFile:
         table: dict[str, Any] = {"size": self._size, **self.origin._asdict(), "arrays": self._table}
         with self._noting:
             table["notes"] = sorted(self._notes | set(self._waiting))
-            memory_header.write(self._head, self._key, table)
+            write_header(self._head, self._key, table)
             self._filled = True
             self._mark(NOTES if self._waiting else COMPLETE)
 
@@ -226,7 +235,7 @@ class MemoryFile:
     def _mark(self, missing: int) -> None:
         """Mark the memory as complete or not, unless it is not filled yet: the next process looks there."""
         if self._filled:
-            memory_header.mark(self._head, missing)
+            mark_missing(self._head, missing)
 
     def _give_up(self, why: str) -> None:
         with self._noting:
@@ -303,3 +312,40 @@ def _lock(file: int, path: Path) -> None:
             raise LostMemoryError(f"{path}: a process of an earlier start still maps it after {LOCK_SECONDS:g} s")
         time.sleep(0.01)
     hold(file, fcntl.F_RDLCK)
+
+
+def write_header(head: mmap.mmap, key: bytes, table: Mapping[str, Any]) -> None:
+    """Write the whole header of memory that is not filled yet: ``table`` says whose it is, and what lies in it."""
+    text = json.dumps({"layout": LAYOUT, **table}).encode()
+    assert len(text) <= HEADER - FIXED.size, "too many arrays for the header"
+    head[FIXED.size : FIXED.size + len(text)] = text
+    FIXED.pack_into(head, 0, key, MAGIC, FILLING, len(text), zlib.crc32(text))
+
+
+def mark_missing(head: mmap.mmap, missing: int) -> None:
+    """Say what of the memory is missing."""
+    MISSING.pack_into(head, MISSING_AT, missing)
+
+
+def read_header(file: int, path: Path) -> tuple[mmap.mmap, dict[str, Any], bytes]:
+    """The mapped header, its contents, and the key of this memory."""
+    size = os.fstat(file).st_size
+    if size < HEADER:
+        raise LostMemoryError(f"{path}: it is cut off")
+    head = mmap.mmap(file, HEADER)
+    key, magic, missing, length, checksum = FIXED.unpack_from(head)
+    if magic != MAGIC:
+        raise LostMemoryError(f"{path}: it is no memory of ssmpi")
+    if missing == FILLING:
+        raise LostMemoryError(f"{path}: it was not filled yet")
+    if missing:
+        raise LostMemoryError(f"{path}: there was no room for its notes ({path.parent.parent} was full)")
+    text = head[FIXED.size : FIXED.size + length]
+    if zlib.crc32(text) != checksum:
+        raise LostMemoryError(f"{path}: its header is damaged")
+    table = json.loads(text)
+    if table["layout"] != LAYOUT:
+        raise LostMemoryError(f"{path}: another version of ssmpi made it")
+    if table["size"] != size:
+        raise LostMemoryError(f"{path}: it has {size:,} bytes, not {table['size']:,}")
+    return head, table, key

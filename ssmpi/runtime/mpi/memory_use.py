@@ -11,7 +11,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from ssmpi.runtime.mpi.memory_header import FIXED, MAGIC
+from ssmpi.runtime.mpi.memory_file import FIXED, MAGIC
 from ssmpi.runtime.mpi.rank_memory import Note
 from ssmpi.runtime.mpi.shared_memory import hold
 from ssmpi.runtime.topology import Role

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host import memory_folder
-from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
-from ssmpi.runtime.mpi.memory_header import LostMemoryError
+from ssmpi.runtime.mpi.memory_file import LostMemoryError, MemoryFile, Origin
 from ssmpi.runtime.mpi.memory_use import in_use, remove
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory, RankMemory
 from ssmpi.state.recovery.state import RecoveryState

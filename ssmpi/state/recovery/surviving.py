@@ -174,7 +174,7 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
     return TrainerMemory(
         deal,
         RecoveryState(Path(config.run.folder), memory).run_so_far,
-        Quality.of(*counters(memory, threads)),
+        Quality.of(*counters(memory.array, threads)),
         int(trained.batches.sum()),
         bool(memory.noted(Note.WARMED_UP)),
         trained.handed.kept(deal[0]) if trained.handed and deal else None,

@@ -12,14 +12,14 @@ import pytest
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.run_files import RUN_FILE, VERSIONS
 from ssmpi.runtime.host import memory_folder
-from ssmpi.runtime.mpi import memory_header
+from ssmpi.runtime.mpi import memory_file
 from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
 from ssmpi.runtime.mpi.memory_use import runs_of
 from ssmpi.runtime.mpi.rank_memory import Note
 from ssmpi.state.run_lock import LaunchLock
 from ssmpi.tools.clean import clean
 
-LEFT = bytes(memory_header.KEY) + memory_header.MAGIC + b"and so on"
+LEFT = bytes(memory_file.KEY) + memory_file.MAGIC + b"and so on"
 
 
 @pytest.fixture

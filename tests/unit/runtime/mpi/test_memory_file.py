@@ -21,9 +21,8 @@ from ranks import PATIENCE
 
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.mpi_environment import SEGMENTS, make_segments_folder
-from ssmpi.runtime.mpi import memory_file, memory_header, reservation
-from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin, remove
-from ssmpi.runtime.mpi.memory_header import FIXED, HEADER, LostMemoryError
+from ssmpi.runtime.mpi import memory_file, shared_memory
+from ssmpi.runtime.mpi.memory_file import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, remove
 from ssmpi.runtime.mpi.memory_use import claim, in_use
 from ssmpi.runtime.mpi.shared_memory import attach
 
@@ -155,8 +154,8 @@ def test_ranks_of_a_host_do_not_count_on_the_same_room(path, monkeypatch):
     def reserve(file, start, more):
         used[0] += more
 
-    monkeypatch.setattr(reservation, "free_memory", free)
-    monkeypatch.setattr(reservation.os, "posix_fallocate", reserve)
+    monkeypatch.setattr(shared_memory, "free_memory", free)
+    monkeypatch.setattr(shared_memory.os, "posix_fallocate", reserve)
     grown = [threading.Thread(target=memory._grow, args=(size, None)) for memory in memories]
     for thread in grown:
         thread.start()
@@ -169,7 +168,7 @@ def test_ranks_of_a_host_do_not_count_on_the_same_room(path, monkeypatch):
     ("place", "values", "why"),
     [
         (FIXED.size + 2, b"!", "its header is damaged"),
-        (memory_header.KEY, b"other", "no memory of ssmpi"),
+        (memory_file.KEY, b"other", "no memory of ssmpi"),
     ],
 )
 def test_a_torn_header_is_lost(path, place, values, why):
@@ -191,7 +190,7 @@ def test_a_file_that_was_cut_is_lost(path, size, why):
 
 def test_another_version_of_the_layout_is_lost(path, monkeypatch):
     leave(path)
-    monkeypatch.setattr(memory_header, "LAYOUT", memory_header.LAYOUT + 1)
+    monkeypatch.setattr(memory_file, "LAYOUT", memory_file.LAYOUT + 1)
     with pytest.raises(LostMemoryError, match="another version"):
         find(path)
 
@@ -239,7 +238,7 @@ def test_two_that_map_it_see_the_same(path):
 
 
 def test_without_room_training_goes_on_and_nothing_is_left(path, monkeypatch, caplog):
-    monkeypatch.setattr(reservation, "free_memory", lambda: HEADER + 5000.0)
+    monkeypatch.setattr(shared_memory, "free_memory", lambda: HEADER + 5000.0)
     memory = MemoryFile(path, ORIGIN)
     memory.array("small", (4,), np.float32)[:] = 1
     part = memory.part("rows", shared=True)
@@ -259,7 +258,7 @@ def test_without_room_training_goes_on_and_nothing_is_left(path, monkeypatch, ca
 def test_a_full_file_system_is_no_signal(path, inject, caplog):
     """Where the kernel refuses what arithmetic allowed."""
     memory = MemoryFile(path, ORIGIN)
-    inject(reservation.os, "posix_fallocate", no_room)
+    inject(shared_memory.os, "posix_fallocate", no_room)
     assert memory.array("rows", (4,), np.float32).tolist() == [0, 0, 0, 0]
     assert "No space left on device" in caplog.text
 
@@ -312,9 +311,9 @@ def test_memory_in_steps_is_found_as_it_was(shm):
 def test_a_step_without_room_says_why(shm, inject, monkeypatch):
     part, _, there = in_steps(shm)
     with monkeypatch.context() as short:
-        short.setattr(reservation, "free_memory", lambda: PAGE - 1.0)
+        short.setattr(shared_memory, "free_memory", lambda: PAGE - 1.0)
         assert part.extend(slice(PAGE, 2 * PAGE)) == f"{PAGE:,} bytes are needed, {PAGE - 1:,} are free"
-    inject(reservation.os, "posix_fallocate", no_room)
+    inject(shared_memory.os, "posix_fallocate", no_room)
     assert "No space left on device" in part.extend(slice(PAGE, 2 * PAGE))
     assert there() == 2 * PAGE
 
@@ -323,7 +322,7 @@ def test_what_ranks_were_promised_is_not_free_for_others(shm, monkeypatch, caplo
     """The first one's steps fit, and later ones' memory ends with their processes."""
     room = 100 * PAGE
     monkeypatch.setattr(
-        reservation, "_free", lambda _: room - sum(p.stat().st_blocks * 512 for p in shm.parent.iterdir())
+        shared_memory, "_free", lambda _: room - sum(p.stat().st_blocks * 512 for p in shm.parent.iterdir())
     )
     part, _, _ = in_steps(shm)
     other = shm.with_name("trainer-1")
@@ -340,20 +339,20 @@ def test_what_ranks_were_promised_is_not_free_for_others(shm, monkeypatch, caplo
 def test_sparse_files_of_others_are_no_promises(shm):
     """Only the launch's own folder, mode 0700, counts: others' files may be sparse and never be filled."""
     in_steps(shm)
-    before = reservation.promised(shm.parent)
+    before = shared_memory.promised(shm.parent)
     assert before == SIZE - 2 * PAGE
     with tempfile.NamedTemporaryFile(dir=shm.parent.parent) as other:
         os.truncate(other.name, 1 << 30)
-        assert reservation.promised(shm.parent) == before
+        assert shared_memory.promised(shm.parent) == before
 
 
 def test_segments_of_the_mpi_library_are_no_promises(shm):
     """16 MiB of each rank, of which it uses little: in docker's /dev/shm of 64 MB nothing seemed to be free."""
     in_steps(shm)
-    before = reservation.promised(shm.parent)
+    before = shared_memory.promised(shm.parent)
     with (shm.parent / "sm_segment.h.0.1").open("wb") as segment:
         segment.truncate(1 << 24)
-    assert reservation.promised(shm.parent) == before
+    assert shared_memory.promised(shm.parent) == before
 
 
 def test_what_was_filled_before_the_role_began_is_there_and_nothing_else(path):
