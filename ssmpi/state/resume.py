@@ -17,9 +17,9 @@ from ssmpi.runtime.files.run_files import MODEL, PARENT, RESULT_NAME, RUN_FILE, 
 from ssmpi.runtime.files.writable import check_writable
 from ssmpi.runtime.mpi.world import Job
 from ssmpi.state import continued, run_folder, run_lock
-from ssmpi.state.checkpoint import model_files, remedies, store
-from ssmpi.state.checkpoint.disk_space import check_room
+from ssmpi.state.checkpoint import model_files, store
 from ssmpi.state.checkpoint.fingerprint import check_fingerprint, fingerprint
+from ssmpi.state.checkpoint.pending_save import check_room
 from ssmpi.state.recovery.start import ResumePlan, Supervised
 from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.state.request import RunRequest
@@ -136,7 +136,7 @@ def check_model(job: Job, run: Path) -> None:
     """Read the model of a finished run, a share on every rank; if it is damaged all ranks end with one message."""
 
     def remedy() -> str:
-        return f"This run is finished, and its model is damaged: {remedies.for_damaged_model(run)}"
+        return f"This run is finished, and its model is damaged: {store.remedy_for_model(run)}"
 
     model_files.check(job, run / MODEL, remedy)
 
@@ -148,7 +148,7 @@ def usable_checkpoints(run: Path, name: str | None) -> list[Path]:
     damaged = {path: error for path in found if (error := manifest_error(path))}
     if damaged and len(damaged) == len(found):
         path, error = next(iter(damaged.items()))
-        raise DataError(f"{error}; {remedies.for_damaged_checkpoint(run, path, found)}")
+        raise DataError(f"{error}; {store.remedy_for_checkpoint(run, path, found)}")
     for path, error in damaged.items():
         log.warning(f"{path.name} cannot be used: {error}")
     return [path for path in found if path not in damaged]

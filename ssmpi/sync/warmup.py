@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.protocols import DenseModel, DenseStep
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Synchronizer
@@ -90,7 +90,7 @@ class WarmUp(Pace):
         self._left = self._left - 1 if mean is not None else 0
         if self.over:
             self._synchronizer.restart()
-            self._synchronizer.context.local.memory.note(Note.WARMED_UP, True)
+            self._synchronizer.context.local.memory.note(PersistedKey.WARMED_UP, True)
             self._pace.begin()
             for thread in self._gone:
                 self._pace.thread_done(thread)

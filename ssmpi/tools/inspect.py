@@ -9,7 +9,7 @@ from ssmpi.runtime.errors import DataError, json_problem
 from ssmpi.runtime.files import result_marker, run_files
 from ssmpi.runtime.files.run_files import MODEL, PARENT, RESULT_NAME, ROWS, RUN_FILE, VERSIONS
 from ssmpi.runtime.words import counted
-from ssmpi.state.checkpoint import remedies, store
+from ssmpi.state.checkpoint import store
 from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.checkpoint.rows.records import read_rows
 from ssmpi.trainer.metrics.fields import keys_of
@@ -41,9 +41,9 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         damaged += [] if whole else [path]
         lines.append(f"{path.name}: {found}")
     if finished and run / MODEL in damaged:
-        lines.append(f"what to do about {MODEL}: {remedies.for_damaged_model(run)}")
+        lines.append(f"what to do about {MODEL}: {store.remedy_for_model(run)}")
     if not finished and there and there[-1] in damaged:
-        lines.append(f"what to do about {there[-1].name}: {remedies.for_damaged_checkpoint(run, there[-1])}")
+        lines.append(f"what to do about {there[-1].name}: {store.remedy_for_checkpoint(run, there[-1])}")
     if not there and not problem:
         coming = "the run is finished" if finished else "--resume starts from the beginning"
         lines.append(f"no checkpoint: {coming}")

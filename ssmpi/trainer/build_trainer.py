@@ -19,17 +19,17 @@ from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.runtime.compiled import first_use
 from ssmpi.runtime.files.log import during, log
 from ssmpi.runtime.mpi.failure import start
-from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.mpi.shared_memory import Memory
 from ssmpi.runtime.protocols import DenseOptimizer
 from ssmpi.state.checkpoint import parent
-from ssmpi.state.checkpoint.context import SaveContext
+from ssmpi.state.checkpoint.manager import SaveContext
 from ssmpi.state.checkpoint.trainer_state import Checkpoint, LiveState, restore
-from ssmpi.state.recovery import rebuild
+from ssmpi.state.recovery import lost_servers
 from ssmpi.state.recovery.ledger import Ledger
 from ssmpi.state.recovery.start import Start
 from ssmpi.state.recovery.state import RecoveryState
-from ssmpi.state.recovery.surviving import WarmState
+from ssmpi.state.recovery.warm_state import WarmState
 from ssmpi.trainer.lanes import Lanes, make_lanes
 from ssmpi.trainer.metrics.metric_logger import EarlierLog
 from ssmpi.trainer.metrics.results import EarlierResults, RunResults
@@ -135,7 +135,7 @@ def synchronization(
     if saved and (saved.state["examples"] or isinstance(saved, WarmState)):
         options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
     if not options.warmup_steps and not local.memory.kept:
-        local.memory.note(Note.WARMED_UP, True)
+        local.memory.note(PersistedKey.WARMED_UP, True)
     context = sync.RoundContext(world.replicas, world.center, config.waiting, local)
     synchronizers = sync.make(options, replica.vector, context, threads)
     return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)
@@ -209,7 +209,7 @@ def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start
     ledger, losses = start.ledger or Ledger(), dict[str, Any]()
     if start.repair:
         assert saved
-        ledger, losses = rebuild.losses(config, start, saved.state)
+        ledger, losses = lost_servers.losses(config, start, saved.state)
     return RecoveryState(folder, start.memory, ledger, losses, ledger.pls(rows * config.data.passes))
 
 

@@ -19,8 +19,8 @@ from ssmpi.runtime.mpi.service import Service
 from ssmpi.runtime.mpi.world import World
 from ssmpi.state.checkpoint.arena_writer import MOST, ArenaWriter
 from ssmpi.state.checkpoint.rows.newest import arena_in
+from ssmpi.state.checkpoint.rows.row_store import RowStore, path_of, remove_beyond
 from ssmpi.state.checkpoint.rows.saver import RowSaver
-from ssmpi.state.checkpoint.rows.store import RowStore, path_of, remove_beyond
 from ssmpi.state.checkpoint.store import Store
 from ssmpi.state.recovery.row_saves import schedule_of
 from ssmpi.state.recovery.start import BEGINNING, Start

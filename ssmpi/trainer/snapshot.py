@@ -15,7 +15,7 @@ from ssmpi.state.checkpoint import dense_vectors, saved_network
 from ssmpi.state.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.state.checkpoint.fingerprint import fingerprint
 from ssmpi.state.checkpoint.parent import ALGORITHM
-from ssmpi.state.checkpoint.trainer_state import LOG, LiveState, ModelState, RunState, TrainerState
+from ssmpi.state.checkpoint.trainer_state import LOG, SELECTION, LiveState, ModelState, TrainerState
 from ssmpi.trainer.metrics.results import RunResults, plain
 
 if TYPE_CHECKING:
@@ -47,25 +47,24 @@ class Snapshots:
         """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common
         model.
         """
-        arrays, run = self.live.arrays(), {}
+        arrays, run = self.live.arrays(), dict[str, Any]()
         if self.results:
             numbers, quality = self.results.logbook.state()
             arrays |= {f"{LOG}{name}": values for name, values in quality.items()}
-            run = RunState(
-                position=position,
-                expected_examples=self.reader.rows * self.config.data.passes,
-                topology=self.config.topology,
-                algorithm=self.config.sync.identity,
-                fingerprint=fingerprint(self.config.flat(), self.reader.manifest),
-                origin=self._origin(),
-                network=graph.as_json(self.replica.network),
-                log=numbers,
-                evaluations=plain(self.results.evaluations),
-                checked=self.checked,
-                selection=asdict(selection),
-                ledger=self.results.recovery.ledger.state(),
-            ).as_json()
-            run |= self._keys()
+            run = {
+                "examples": int(numbers["examples"]),
+                "expected_examples": self.reader.rows * self.config.data.passes,
+                "topology": asdict(self.config.topology),
+                "algorithm": self.config.sync.identity,
+                "identity": fingerprint(self.config.flat(), self.reader.manifest),
+                "position": position.state(),
+                "logbook": numbers,
+                "evaluations": plain(self.results.evaluations),
+                "checked": sorted(self.checked),
+                **self._about(),
+                SELECTION: asdict(selection),
+                "ledger": self.results.recovery.ledger.state(),
+            }
         return TrainerState(arrays, self.progress.examples_of_all, self._model(vector, run))
 
     def of_model(self, vector: np.ndarray) -> ModelState:
@@ -89,11 +88,9 @@ class Snapshots:
 
     def _about(self) -> dict[str, Any]:
         """The state needed to score a model without its run."""
-        return {KEY: self._origin().state(), saved_network.KEY: graph.as_json(self.replica.network), **self._keys()}
+        origin = DataOrigin.of_data(self.reader.folder, self.reader.manifest)
+        return {KEY: origin.state(), saved_network.KEY: graph.as_json(self.replica.network), **self._keys()}
 
     def _keys(self) -> dict[str, Any]:
         """What the dynamic tables hold, by feature."""
         return {KEYS: self.results.keys} if self.results and self.results.keys else {}
-
-    def _origin(self) -> DataOrigin:
-        return DataOrigin.of_data(self.reader.folder, self.reader.manifest)

@@ -30,7 +30,7 @@ from ssmpi.state.checkpoint.manager import CheckpointManager
 from ssmpi.state.checkpoint.trainer_state import SELECTION, LiveState, TrainerState
 from ssmpi.state.recovery import restart
 from ssmpi.state.recovery.start import BEGINNING, Start
-from ssmpi.state.recovery.surviving import RunNotes
+from ssmpi.state.recovery.warm_state import RunSnapshot
 from ssmpi.trainer import build_trainer
 from ssmpi.trainer.common_model import CommonModel
 from ssmpi.trainer.control import Control
@@ -96,7 +96,7 @@ class Trainer:
         self._selection = ModelSelection(
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
-        self._notes = RunNotes(self._recovery, logbook, self._run_so_far, saved)
+        self._notes = RunSnapshot(self._recovery, logbook, self._run_so_far, saved)
         self._threads = Supervisor(self._control, self._checkpoints, self._lanes, self.start, self._report)
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
 

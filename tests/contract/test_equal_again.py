@@ -12,7 +12,7 @@ from ssmpi.data.position import Position
 from ssmpi.data.trained_rows import Deal
 from ssmpi.runtime.topology import Topology
 from ssmpi.state.recovery.start import Repair
-from ssmpi.state.recovery.surviving import WarmState, furthest
+from ssmpi.state.recovery.warm_state import WarmState, furthest
 
 
 def kept(warming_up, furthest, lost, servers=()):

@@ -41,10 +41,10 @@ from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.checkpoint.rows import newest
 from ssmpi.state.checkpoint.rows.saver import RowSaver
 from ssmpi.state.checkpoint.store import Store, read_manifest
-from ssmpi.state.recovery import rebuild, restart
+from ssmpi.state.recovery import lost_servers, restart
 from ssmpi.state.recovery.start import ResumePlan, Supervised
 from ssmpi.state.recovery.state import RecoveryState
-from ssmpi.state.recovery.surviving import RunNotes, cost_of
+from ssmpi.state.recovery.warm_state import RunSnapshot, cost_of
 from ssmpi.state.requirements import kept_memory, memory_of_ranks, placement_of
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
@@ -560,7 +560,7 @@ def test_a_loss_is_recovered_in_part_only_within_the_target(tmp_path, small_data
 @pytest.mark.parametrize("lost", [("embedding_ps-1",), ("embedding_ps-1", "trainer-1")])
 def test_what_a_loss_costs_is_known_before_it_is_booked(tmp_path, small_data, monkeypatch, lost):
     asked = []
-    monkeypatch.setattr(rebuild, "over_target", lambda pls, options: asked.append(pls) or "")
+    monkeypatch.setattr(lost_servers, "over_target", lambda pls, options: asked.append(pls) or "")
     settings = (*BY_MESSAGES, *TWO_PS[len(ONE) :], "checkpoint.every_examples=0")
     killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 20))
     killed.lose(*lost).start(Kill(Progress, "record", 5)).lose(*lost).start()
@@ -683,7 +683,7 @@ def test_rows_saved_before_a_checkpoint_do_not_replace_it(tmp_path, small_data, 
 
 
 PLACES = (
-    (Progress, "record", 30), (Lookups, "push", 30), (restart, "resumed", 2), (RunNotes, "evaluated", 3),
+    (Progress, "record", 30), (Lookups, "push", 30), (restart, "resumed", 2), (RunSnapshot, "evaluated", 3),
     (Evaluator, "run", 3), (store, "commit", 2), (newest, "restore", 1), (RecoveryState, "complete", 1),
 )  # fmt: skip
 MAY_GO = ("embedding_ps-0", "embedding_ps-1", "trainer-1", "sync_ps-0", "sync_ps-1")

@@ -28,7 +28,7 @@ from ssmpi.state.checkpoint import pending_save
 from ssmpi.state.checkpoint.arena_writer import ArenaWriter
 from ssmpi.state.recovery import restart
 from ssmpi.state.recovery.start import Start
-from ssmpi.state.recovery.surviving import RunNotes
+from ssmpi.state.recovery.warm_state import RunSnapshot
 from ssmpi.state.requirements import kept_memory, placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS, exchanges
 from ssmpi.sync import Options as RoundOptions
@@ -120,7 +120,7 @@ def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data):
     kills = [
         Kill(Evaluator, "run", 1),
         Kill(Evaluator, "run", 1, after=True),
-        Kill(RunNotes, "evaluated", 1, after=True),
+        Kill(RunSnapshot, "evaluated", 1, after=True),
     ]
     killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE)
     same(through, killed)

@@ -14,7 +14,7 @@ from training_job import STOPPING, TWO_TRAINERS
 from ssmpi.runtime.errors import STOPPED
 from ssmpi.runtime.mpi.memory_file import remove
 from ssmpi.state.checkpoint.rows.records import read_rows
-from ssmpi.state.checkpoint.rows.store import path_of
+from ssmpi.state.checkpoint.rows.row_store import path_of
 from ssmpi.state.recovery.state import RecoveryState
 
 KILLS = int(os.environ.get("KILLS", "100")) // 5

@@ -11,7 +11,7 @@ import numpy as np
 from ssmpi.embedding import tracker_kernels
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, Tracking
-from ssmpi.state.checkpoint.rows.store import RowStore
+from ssmpi.state.checkpoint.rows.row_store import RowStore
 from ssmpi.state.recovery.ledger import LossAccount
 
 

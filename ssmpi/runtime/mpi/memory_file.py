@@ -27,7 +27,7 @@ from numpy.typing import DTypeLike
 
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host import memory_folder
-from ssmpi.runtime.mpi.rank_memory import Note, ProcessMemory
+from ssmpi.runtime.mpi.rank_memory import PersistedKey, ProcessMemory
 from ssmpi.runtime.mpi.shared_memory import KEY, Memory, address, hold, keep, mapped, promise, punch, reserve
 
 RETRY_SECONDS = 1.0  # until a note that found no room is written again
@@ -122,7 +122,7 @@ class MemoryFile:
             self._filled = True
             self._mark(NOTES if self._waiting else COMPLETE)
 
-    def note(self, name: Note, value: object) -> None:
+    def note(self, name: PersistedKey, value: object) -> None:
         """As ``RankMemory``; a note that finds no room waits for it on a thread."""
         text = json.dumps(value)
         with self._noting:
@@ -135,7 +135,7 @@ class MemoryFile:
                 self._retrying = True
                 threading.Thread(target=self._retry, args=(why,), name="notes", daemon=True).start()
 
-    def noted(self, name: Note) -> Any:
+    def noted(self, name: PersistedKey) -> Any:
         """As ``RankMemory``."""
         with self._noting, contextlib.suppress(FileNotFoundError):
             return json.loads(self._waiting.get(name) or _note(self.path, name).read_text(encoding="utf-8"))

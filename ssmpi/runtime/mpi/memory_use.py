@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from ssmpi.runtime.mpi.memory_file import FIXED, MAGIC
-from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.mpi.shared_memory import hold
 from ssmpi.runtime.topology import Role
 
@@ -49,7 +49,7 @@ def in_use(folder: Path) -> bool:
 def runs_of(folder: Path) -> set[Path]:
     """The run folders that the memory of a launch belongs to."""
     found = set()
-    for note in folder.glob(f"*.{Note.RUN}.json"):
+    for note in folder.glob(f"*.{PersistedKey.RUN}.json"):
         with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or not written yet
             if isinstance(run := json.loads(note.read_text(encoding="utf-8")), str):  # earlier versions noted others
                 found.add(Path(run))

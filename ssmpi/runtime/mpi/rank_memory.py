@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory, SharedMemory
 
 
-class Note(StrEnum):
+class PersistedKey(StrEnum):
     """The small values that ranks note in their memory. They are names of files: a change needs a new ``LAYOUT``."""
 
     RUN = "run"  # every rank, when its memory is made: the run folder
@@ -47,10 +47,10 @@ class RankMemory(ArrayMemory, Protocol):
     def kept(self) -> bool:
         """Whether arrays and notes are those of an earlier process, and must not be initialized."""
 
-    def note(self, name: Note, value: object) -> None:
+    def note(self, name: PersistedKey, value: object) -> None:
         """Store a small JSON value under a name, atomically: a kill leaves either the old or the new one."""
 
-    def noted(self, name: Note) -> Any:
+    def noted(self, name: PersistedKey) -> Any:
         """The value stored under a name; None if there is none."""
 
     def holds(self, name: str) -> bool:
@@ -78,10 +78,10 @@ class ProcessMemory:
     def ready(self) -> None:
         """Nothing to mark."""
 
-    def note(self, name: Note, value: object) -> None:
+    def note(self, name: PersistedKey, value: object) -> None:
         """Nothing to store."""
 
-    def noted(self, name: Note) -> Any:
+    def noted(self, name: PersistedKey) -> Any:
         """Nothing."""
         return None
 

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,10 +22,9 @@ from ssmpi.runtime.files.run_files import MODEL, checkpoint_number
 from ssmpi.runtime.host.clock import Clock
 from ssmpi.runtime.mpi.background import start_background
 from ssmpi.runtime.mpi.failure import FATAL_REPORT_SECONDS, cause
-from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.mpi.waiting import SUPERVISOR, Backoff, WaitOptions, wait
 from ssmpi.state.checkpoint import store
-from ssmpi.state.checkpoint.disk_space import make_room
 from ssmpi.state.checkpoint.model_saver import STEPS, ModelSaver
 from ssmpi.state.checkpoint.pending_save import (
     Outcome,
@@ -33,19 +32,81 @@ from ssmpi.state.checkpoint.pending_save import (
     TrainerOutcomes,
     commit_or_remove,
     in_time,
+    make_room,
     past_limit,
     report_outcomes,
     written_in_background,
 )
-from ssmpi.state.checkpoint.timer import CheckpointTimer
 
 if TYPE_CHECKING:
-    from ssmpi.state.checkpoint.context import SaveContext, SaveLog
+    from ssmpi.runtime.mpi.rank_memory import RankMemory
+    from ssmpi.runtime.mpi.world import World
+    from ssmpi.runtime.run_options import CheckpointOptions
+    from ssmpi.runtime.stop import Stop
     from ssmpi.state.checkpoint.files import Dataset
+    from ssmpi.state.checkpoint.pending_save import SavableTables
     from ssmpi.state.checkpoint.trainer_state import ModelState, TrainerState
 
 POLL_SECONDS = 0.2  # between two polls whether the embedding PSs have written their files
 REMOVAL_SECONDS = 30.0  # that the end of a run waits for the removal of old checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveContext:
+    """Where, with which ranks and by which settings a trainer saves. ``stop`` says whether the run is to end;
+    ``memory`` holds the time of the last checkpoint, which survives a kill.
+    """
+
+    run: Path
+    options: CheckpointOptions
+    waiting: WaitOptions
+    world: World
+    tables: SavableTables
+    stop: Stop
+    memory: RankMemory
+
+
+class SaveLog(Protocol):
+    """The metric logger, as far as saving needs it; the first trainer has one."""
+
+    def saved(self, line: dict[str, Any]) -> None:
+        """Write what saving a checkpoint cost, or that it failed."""
+
+    def pause(self, seconds: float) -> None:
+        """Training stood still for this long."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+
+class CheckpointTimer:
+    """Says when the next checkpoint is due. Its clock survives a kill and counts from the last committed checkpoint: a
+    job that is killed often must still save. Both it and the memory end with the host's boot.
+    """
+
+    def __init__(self, options: CheckpointOptions, examples: int, memory: RankMemory) -> None:
+        self._options, self._memory = options, memory
+        self.saved(examples)
+        if kept := memory.noted(PersistedKey.SAVED):
+            self._examples, self._at = kept
+        else:
+            self.committed()
+
+    def saved(self, examples: int) -> None:
+        """A checkpoint was started after this many examples, or failed: either way the interval to the next one starts
+        now.
+        """
+        self._examples, self._at = examples, time.monotonic()
+
+    def committed(self) -> None:
+        """The checkpoint that was started last is committed."""
+        self._memory.note(PersistedKey.SAVED, (self._examples, self._at))
+
+    def now(self, examples: int) -> bool:
+        """Whether one is due after this many examples."""
+        options = self._options
+        late = bool(options.every_minutes) and time.monotonic() - self._at >= 60 * options.every_minutes
+        return late or (bool(options.every_examples) and examples - self._examples >= options.every_examples)
 
 
 class CheckpointManager:
@@ -163,7 +224,7 @@ class CheckpointManager:
         return its number; 0 if that fails. No number is used twice, not even that of one that failed.
         """
         memory = self._context.memory
-        after = memory.noted(Note.BEGUN) or 0
+        after = memory.noted(PersistedKey.BEGUN) or 0
 
         def make() -> int:
             self._store.clear()
@@ -176,7 +237,7 @@ class CheckpointManager:
         except (OSError, DataError) as error:
             self._failed(cause(error), 0.0)
             return 0
-        memory.note(Note.BEGUN, number)
+        memory.note(PersistedKey.BEGUN, number)
         return number
 
     def _agree_on_folder(self, number: int) -> Path | None:
@@ -218,7 +279,7 @@ class CheckpointManager:
         writing.written()
         writing.committing = start_background("commit", commit_or_remove, writing.folder, outcomes, writing.state)
 
-    def _end(self, writing: PendingCheckpoint, committing: Future[store.FileManifest]) -> None:
+    def _end(self, writing: PendingCheckpoint, committing: Future[store.CheckpointManifest]) -> None:
         try:
             manifest = committing.result()
         except (OSError, DataError) as error:
@@ -229,7 +290,7 @@ class CheckpointManager:
         self._committed(writing, manifest)
         self._removing = start_background("retire", self._store.retire, self._options.keep)
 
-    def _committed(self, writing: PendingCheckpoint, manifest: store.FileManifest) -> None:
+    def _committed(self, writing: PendingCheckpoint, manifest: store.CheckpointManifest) -> None:
         assert self._log
         line = writing.line(manifest)
         self._log.saved(line)

@@ -16,7 +16,6 @@ from ssmpi.runtime.mpi.background import start_background
 from ssmpi.runtime.mpi.failure import NO_ROOM, cause
 from ssmpi.runtime.mpi.waiting import SUPERVISOR, Backoff
 from ssmpi.state.checkpoint import store
-from ssmpi.state.checkpoint.disk_space import make_room
 from ssmpi.state.checkpoint.model_files import DENSE
 from ssmpi.state.checkpoint.pending_save import (
     FullDiskError,
@@ -24,6 +23,7 @@ from ssmpi.state.checkpoint.pending_save import (
     checked,
     in_time,
     make_anew,
+    make_room,
     past_limit,
     put_in_place,
     written,
@@ -79,7 +79,7 @@ class ModelSaver:
             own = [self._in_time(beside / name, written, beside / name, each) for name, each in found.items()]
             self._tables.begin_save(beside, self._limit, background=False)
             entries = checked([*own, *self._saved()])
-            self._in_time(place, put_in_place, beside, place, store.FileManifest(entries, model.state))
+            self._in_time(place, put_in_place, beside, place, store.CheckpointManifest(entries, model.state))
         finally:
             self._in_time(beside, shutil.rmtree, beside, True)  # the partial file may be what fills the disk
 

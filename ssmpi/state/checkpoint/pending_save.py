@@ -19,12 +19,14 @@ import numpy as np
 
 from ssmpi.embedding import wire
 from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.files.run_files import MODEL
 from ssmpi.runtime.host.clock import Clock
 from ssmpi.runtime.mpi.failure import NO_ROOM, cause
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait
 from ssmpi.state.checkpoint import disk, files, store
 from ssmpi.state.checkpoint.model_files import move_into_place
-from ssmpi.state.checkpoint.store import FileManifest
+from ssmpi.state.checkpoint.store import CheckpointManifest, Store
 
 if TYPE_CHECKING:
     from ssmpi.runtime.mpi.messages import Conversation
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 SAVED = 1002  # tag of the outcome of a trainer's files, in the control conversation
 NICENESS = 10  # of a writing thread: on a full node it must not take a core from training
 LONGEST_ERROR = 1200
+SPARE = 1 << 20  # bytes that a save leaves free, for manifests, results and logs
 
 T = TypeVar("T")
 Outcome = dict[str, Any]  # of writing a file: an ``Entry``, or ``error`` and whether the disk is ``full``
@@ -131,7 +134,7 @@ class PendingCheckpoint:
     cost: float = 0.0
     asked: float = 0.0
     late: bool = False
-    committing: Future[FileManifest] | None = None
+    committing: Future[CheckpointManifest] | None = None
 
     def written(self) -> None:
         """Its files are written: record what they have cost for a job that resumes from it."""
@@ -139,7 +142,7 @@ class PendingCheckpoint:
         logbook = self.state["logbook"]
         logbook |= {"O_save": logbook["O_save"] + self.cost, "checkpoints": logbook["checkpoints"] + 1}
 
-    def line(self, manifest: FileManifest) -> dict[str, Any]:
+    def line(self, manifest: CheckpointManifest) -> dict[str, Any]:
         """Its line in ``metrics.jsonl``, once it is committed."""
         size, position = manifest.bytes, manifest.state["examples"]
         written = {"write_seconds": self.clock.wall, "bytes": size, "position": position}
@@ -162,10 +165,10 @@ class PendingCheckpoint:
         return f"trainer 0 has not written {self.folder / 'manifest.json'}"
 
 
-def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any]) -> FileManifest:
+def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any]) -> CheckpointManifest:
     """Commit a checkpoint if all its files were written, otherwise remove it."""
     try:
-        manifest = FileManifest(checked(outcomes), state)
+        manifest = CheckpointManifest(checked(outcomes), state)
         store.commit(folder, manifest)
     except (OSError, DataError):
         store.try_to_remove(folder)  # what there is of it may be what fills the disk; its manifest may be there
@@ -179,7 +182,47 @@ def make_anew(folder: Path) -> None:
     disk.make_folders(folder)
 
 
-def put_in_place(beside: Path, place: Path, manifest: FileManifest) -> None:
+def put_in_place(beside: Path, place: Path, manifest: CheckpointManifest) -> None:
     """Commit a folder under its temporary name and move it into place, replacing the old one."""
     store.commit(beside, manifest)
     move_into_place(beside, place)
+
+
+def make_room(store: Store, needed: int, path: Path) -> None:
+    """Before a save: remove older checkpoints, never the newest, until ``path`` has room; FullDiskError if it has none
+    even then.
+    """
+    needed += SPARE
+    while (free := disk.free(store.folder.parent)) < needed:
+        there = store.committed()
+        if len(there) < 2:
+            raise FullDiskError(
+                f"{path}: {needed:,} bytes needed, {free:,} free: make room there, or choose another run.folder, and"
+                " start again"
+            )
+        log.warning(f"{there[0]} is removed to make room for {path}: {needed:,} bytes needed, {free:,} free")
+        store.retire(len(there) - 1)
+        if store.committed() == there:
+            raise FullDiskError(f"{path}: {needed:,} bytes needed, {free:,} free, and {there[0]} cannot be removed")
+
+
+def check_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> None:
+    """Before training: FullDiskError if the model, with ``rows_bytes`` for all rows, does not fit even after all older
+    checkpoints are removed; a warning if some will have to be. With ``overwrite`` the folder's present contents count
+    as free.
+    """
+    there = Store(run).committed()
+    saved = [sum(path.stat().st_size for path in folder.iterdir()) for folder in there]
+    gone = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) if overwrite else sum(saved[:-1])
+    free = disk.free(next(path for path in (run, *run.absolute().parents) if path.is_dir()))
+    needed = rows_bytes + SPARE
+    if free + gone < needed:
+        raise FullDiskError(
+            f"{run / MODEL}: {needed:,} bytes needed when training is done, {free + gone:,} free: make room there, or"
+            " choose another run.folder"
+        )
+    if (has := free + (gone if overwrite else sum(saved))) < (keep + 1) * needed:
+        log.warning(
+            f"{run}: {has:,} bytes free, {(keep + 1) * needed:,} needed for checkpoint.keep = {keep} and one that is"
+            " being written: older ones will be removed earlier, and saves may fail"
+        )

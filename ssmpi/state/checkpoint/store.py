@@ -7,6 +7,7 @@ it does not count, and the newest committed one is never touched::
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,25 @@ from typing import Any
 from ssmpi.runtime.documents import parse_json
 from ssmpi.runtime.errors import DataError, json_problem
 from ssmpi.runtime.files.log import log
-from ssmpi.runtime.files.run_files import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME, checkpoint_number
+from ssmpi.runtime.files.run_files import (
+    ASIDE,
+    BEST,
+    CHECKPOINT,
+    CHECKPOINTS,
+    MANIFEST_NAME,
+    MODEL,
+    RESULT_NAME,
+    checkpoint_number,
+)
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.checkpoint.files import Entry, verify
 
 FORMAT, VERSION = "ssmpi-checkpoint", 1
+START_OVER = "launch the run file with --overwrite"
 
 
 @dataclass(frozen=True)
-class FileManifest:
+class CheckpointManifest:
     """What a folder holds: its files, and ``state``, all that is not arrays."""
 
     files: tuple[Entry, ...]
@@ -34,7 +45,7 @@ class FileManifest:
         return sum(entry.bytes for entry in self.files)
 
 
-def commit(folder: Path, manifest: FileManifest) -> None:
+def commit(folder: Path, manifest: CheckpointManifest) -> None:
     """Make ``folder`` a committed checkpoint or model. Its files must have been synced."""
     disk.sync_folder(folder)
     beside = folder / f".{MANIFEST_NAME}.tmp"
@@ -45,13 +56,13 @@ def commit(folder: Path, manifest: FileManifest) -> None:
     disk.sync_folder(folder.parent)
 
 
-def read_manifest(folder: Path) -> FileManifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """Read and check a manifest; DataError says what is wrong with the folder."""
     path = folder / MANIFEST_NAME
     try:
         body = parse_json(path.read_text(encoding="utf-8"))
         found = body["format"], body["version"]
-        manifest = FileManifest(tuple(Entry(**entry) for entry in body["files"]), dict(body["state"]))
+        manifest = CheckpointManifest(tuple(Entry(**entry) for entry in body["files"]), dict(body["state"]))
     except FileNotFoundError:
         raise DataError(f"{path}: missing: the save was not completed") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -167,3 +178,35 @@ def try_to_remove(folder: Path) -> None:
         disk.remove_folder(folder)
     except OSError as error:
         log.warning(f"{folder} cannot be removed and keeps using disk space: {error}")
+
+
+def remedy_for_checkpoint(run: Path, damaged: Path, tried: Collection[Path] = ()) -> str:
+    """What to do if the checkpoint ``damaged`` cannot be used, and those ``tried`` before are damaged too: use another
+    checkpoint or a kept model, or start over. Does not read the files of other checkpoints.
+    """
+    store = Store(run)
+    others = [path.name for path in store.committed() if path != damaged and path not in tried]
+    older = [name for name in others if name < damaged.name]
+    if older:
+        return f"an older one is used with --checkpoint {older[-1]}, the newest whole one with --checkpoint whole"
+    if others:
+        return f"there is no older one, but newer ones: leave out --checkpoint to use {others[-1]}"
+    ways = [f"there is no other one: to start from the beginning, remove {run / CHECKPOINTS} and resume again, or "]
+    ways[0] += START_OVER
+    if aside := store.set_aside():
+        before = aside[-1].name.removeprefix(ASIDE)
+        ways += [f"{aside[-1]} was set aside when the run resumed from this one: rename it to {before} to use it"]
+    if best := sorted((run / BEST).glob("after-*"), key=lambda path: path.stat().st_mtime):
+        ways += [f"{best[-1]} is the best model so far: copy it to {run / MODEL} to score or export it"]
+    return "; ".join(ways)
+
+
+def remedy_for_model(run: Path) -> str:
+    """What to do if the model of a finished run is damaged."""
+    newest = Store(run).committed()[-1:]
+    if not newest or find_error(newest[0], 0, 1):
+        return f"put a whole copy in its place, or train again: {START_OVER}"
+    return (
+        f"put a whole copy in its place, or remove {run / RESULT_NAME} and resume again: the run then resumes from"
+        f" {newest[0].name} and saves its model again"
+    )

@@ -4,8 +4,8 @@ whichever trainers held or hold them; otherwise from the common model, with the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,8 +18,7 @@ from ssmpi.runtime.mpi.waiting import wait
 from ssmpi.runtime.optimizer_options import STEP
 from ssmpi.runtime.quality import Quality
 from ssmpi.runtime.topology import Topology
-from ssmpi.state.checkpoint import dense_vectors, files, saved_network, store
-from ssmpi.state.checkpoint.data_origin import KEY, DataOrigin
+from ssmpi.state.checkpoint import dense_vectors, files, store
 
 if TYPE_CHECKING:
     from ssmpi.model.parameters import OwnedParameters
@@ -81,7 +80,7 @@ class Arrays(dict[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint to resume from. ``state`` is the output of ``RunState.as_json``."""
+    """A checkpoint to resume from. ``state`` is what its manifest says of the run."""
 
     folder: Path
     state: dict[str, Any]
@@ -150,42 +149,6 @@ class TrainerState:
     def nbytes(self) -> int:
         """The size of this trainer's file."""
         return sum(values.nbytes for values in self.arrays.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunState:
-    """All that a checkpoint holds besides arrays; from the first trainer."""
-
-    position: Position
-    expected_examples: int
-    topology: Topology
-    algorithm: str
-    fingerprint: dict[str, Any]
-    origin: DataOrigin
-    network: dict[str, Any]
-    log: dict[str, float]
-    evaluations: dict[str, Any]
-    checked: Iterable[int]
-    selection: dict[str, Any]
-    ledger: dict[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON for the manifest."""
-        return {
-            "examples": int(self.log["examples"]),
-            "expected_examples": self.expected_examples,
-            "topology": asdict(self.topology),
-            "algorithm": self.algorithm,
-            "identity": self.fingerprint,
-            "position": self.position.state(),
-            "logbook": self.log,
-            "evaluations": self.evaluations,
-            "checked": sorted(self.checked),
-            KEY: self.origin.state(),
-            saved_network.KEY: self.network,
-            SELECTION: self.selection,
-            "ledger": self.ledger,
-        }
 
 
 @dataclass(frozen=True)

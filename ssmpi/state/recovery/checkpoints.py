@@ -12,7 +12,7 @@ from ssmpi import config
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import RESULT_NAME
-from ssmpi.state.checkpoint import disk, model_files, remedies, store
+from ssmpi.state.checkpoint import disk, model_files, store
 from ssmpi.state.recovery.state import RecoveryState
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def choose_checkpoint(job: Job, plan: ResumePlan) -> Path | None:
         if job.rank == 0:
             log.warning(f"{path.name} cannot be used: {error}")
     if tried := plan.checkpoints:
-        job.agree(lambda: raise_data_error(f"{error}; {remedies.for_damaged_checkpoint(run, tried[-1], tried)}"))
+        job.agree(lambda: raise_data_error(f"{error}; {store.remedy_for_checkpoint(run, tried[-1], tried)}"))
     if plan.parent:
         job.agree(plan.parent.check)
         model_files.check(job, plan.parent.folder)

@@ -2,10 +2,10 @@
 the job again (``cluster/restarts``), and then
 
 1. ``begin``: every rank inspects its memory, and the first one decides (``decision``): warm recovery, from memory
-   alone; partial recovery, which makes lost memory anew and loads the rows of lost embedding PSs (``rebuild``); or
+   alone; partial recovery, which makes lost memory anew and loads the rows of lost embedding PSs (``lost_servers``); or
    full recovery, from a checkpoint (``checkpoints``), as in a job that nothing survived;
-2. roles start: trainers merge what they have kept (``surviving``), and lost replicas and centers are restored
-   (``replicas``);
+2. roles start: trainers merge what they have kept (``warm_state``), and lost replicas and centers are restored
+   (``lost_trainers``);
 3. ``resumed``: all ranks are ready, the loss is booked, and from then on the new memory is valid.
 
 A kill in between makes the next start begin at 1 with the same memory, and nothing is booked twice.
@@ -27,11 +27,11 @@ from ssmpi.runtime.files.run_files import RUN_FILE
 from ssmpi.runtime.host.clock import process_age
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory, RankMemory
 from ssmpi.state.checkpoint import store
-from ssmpi.state.recovery import rebuild
+from ssmpi.state.recovery import lost_servers
 from ssmpi.state.recovery.checkpoints import choose_checkpoint
 from ssmpi.state.recovery.decision import FROM_BEGINNING, FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.state.recovery.ledger import Ledger
-from ssmpi.state.recovery.left_memory import MemoryPlace, refuse_left, remove_everywhere
+from ssmpi.state.recovery.previous_memory import MemoryPlace, refuse_left, remove_everywhere
 from ssmpi.state.recovery.start import Start
 from ssmpi.state.recovery.state import RecoveryState
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ssmpi.runtime.mpi.messages import Conversation
     from ssmpi.runtime.mpi.world import Job
     from ssmpi.state.recovery.start import ResumePlan, Supervised
-    from ssmpi.state.recovery.surviving import RunNotes
+    from ssmpi.state.recovery.warm_state import RunSnapshot
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
@@ -126,10 +126,10 @@ def from_memory(
         return Start(memory=memory, ledger=ledger, timeline=timeline), ""
     mine = memory if memory and job.rank not in choice.lost else fresh(job, plan, supervised)
     start = Start(memory=mine, ledger=ledger, timeline=timeline)
-    made = rebuild.rebuild_lost_memory(job, plan, start, choice.lost, supervised.start)
+    made = lost_servers.rebuild_lost_memory(job, plan, start, choice.lost, supervised.start)
     if isinstance(made, str):
         return None, f"{choice.why}, and {made}"
-    job.agree(lambda: record(state, supervised, PARTIAL, choice.why, rebuild.record_fields(made)))
+    job.agree(lambda: record(state, supervised, PARTIAL, choice.why, lost_servers.record_fields(made)))
     return made, ""
 
 
@@ -206,7 +206,7 @@ class Lost(Protocol):
 
 
 def resumed(
-    recovery: RecoveryState, notes: RunNotes, examples: int, lost: Sequence[Lost], trainers: Conversation
+    recovery: RecoveryState, notes: RunSnapshot, examples: int, lost: Sequence[Lost], trainers: Conversation
 ) -> None:
     """All ranks are ready, and training starts after ``examples`` of all trainers: from now on it can resume from this
     memory. If this start is itself a recovery, complete its record, with what this trainer has ``lost`` in flight, in

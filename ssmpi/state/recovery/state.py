@@ -19,7 +19,7 @@ from ssmpi.runtime.errors import DamageError, UserError, json_problem
 from ssmpi.runtime.files import atomic_file, attempts
 from ssmpi.runtime.files.run_files import ATTEMPTS, RECOVERIES, RESULT_NAME, ROWS
 from ssmpi.runtime.host.clock import process_age
-from ssmpi.runtime.mpi.rank_memory import Note, ProcessMemory, RankMemory
+from ssmpi.runtime.mpi.rank_memory import PersistedKey, ProcessMemory, RankMemory
 from ssmpi.state.recovery.ledger import Ledger
 
 OUTCOME = "outcome"  # in the first trainer's note, beside the ledger: what a recovery has come to
@@ -210,36 +210,36 @@ class RecoveryState:
 
     def note_run(self) -> None:
         """Note the run that this memory is of, for who finds it."""
-        self.memory.note(Note.RUN, str(self.run.resolve()))
+        self.memory.note(PersistedKey.RUN, str(self.run.resolve()))
 
     @property
     def run_so_far(self) -> dict[str, Any]:
         """What the first trainer has noted that no other trainer has."""
-        found: dict[str, Any] = self.memory.noted(Note.RUN_SO_FAR)
+        found: dict[str, Any] = self.memory.noted(PersistedKey.RUN_SO_FAR)
         return found
 
     def note_run_so_far(self, values: Mapping[str, Any]) -> None:
         """Note what no other trainer has."""
-        self.memory.note(Note.RUN_SO_FAR, values)
+        self.memory.note(PersistedKey.RUN_SO_FAR, values)
 
     def noted(self) -> tuple[Ledger | None, dict[str, Any]]:
         """The ledger that the first trainer has noted, if any, and the outcome that was noted with it."""
-        found = self.memory.noted(Note.LEDGER)
+        found = self.memory.noted(PersistedKey.LEDGER)
         return (Ledger.of_state(found), found.get(OUTCOME) or {}) if found else (None, {})
 
     def book(self, outcome: Mapping[str, Any]) -> None:
         """Note the ledger and, for the next start if this one is killed now, the outcome, together."""
-        self.memory.note(Note.LEDGER, {**self.ledger.state(), OUTCOME: outcome})
+        self.memory.note(PersistedKey.LEDGER, {**self.ledger.state(), OUTCOME: outcome})
 
     @property
     def forgotten(self) -> str | None:
         """The recovery whose outcome includes what this trainer has lost in flight."""
-        at: str | None = self.memory.noted(Note.FORGOTTEN)
+        at: str | None = self.memory.noted(PersistedKey.FORGOTTEN)
         return at
 
     def forget(self, at: str | None) -> None:
         """The outcome of the recovery that began ``at`` this time includes what this trainer has lost in flight."""
-        self.memory.note(Note.FORGOTTEN, at)
+        self.memory.note(PersistedKey.FORGOTTEN, at)
 
     def _write(self, found: Mapping[str, Any]) -> None:
         atomic_file.write(self.run / RECOVERIES, json.dumps(found, indent=1) + "\n")

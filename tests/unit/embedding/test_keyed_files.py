@@ -96,7 +96,7 @@ class Servers:
             files.write(self.folder / f"embedding-{server:04}.h5", arena.datasets())
             for server, arena in enumerate(self.arenas)
         ]
-        store.commit(self.folder, store.FileManifest(tuple(entries), {}))
+        store.commit(self.folder, store.CheckpointManifest(tuple(entries), {}))
 
     def load(self, servers, continued=None):
         arenas = self.new(servers)

@@ -31,7 +31,7 @@ def save(parts, folder):
     written = [files.write(folder / "dense.h5", [("weight", np.zeros(1, np.float32), {})])]
     for server, arena in enumerate(parts):
         written.append(files.write(folder / f"embedding-{server:04}.h5", arena.datasets()))
-    store.commit(folder, store.FileManifest(tuple(written), {}))
+    store.commit(folder, store.CheckpointManifest(tuple(written), {}))
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 7])
@@ -102,7 +102,7 @@ def test_tables_saved_before_files_told_their_layout_are_vectors(tmp_path):
     assert all(values.ndim == 1 for name, values, _ in older if name.endswith("state"))
     entries = [files.write(tmp_path / name, data) for name, data in
                (("dense.h5", [("weight", np.zeros(1, np.float32), {})]), ("embedding-0000.h5", older))]  # fmt: skip
-    store.commit(tmp_path, store.FileManifest(tuple(entries), {}))
+    store.commit(tmp_path, store.CheckpointManifest(tuple(entries), {}))
     (loaded,) = arenas(1, seed=2)
     load_tables(loaded, tmp_path)
     np.testing.assert_array_equal(loaded.weights, saved.weights)

@@ -15,7 +15,7 @@ from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.mpi import memory_file
 from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
 from ssmpi.runtime.mpi.memory_use import runs_of
-from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.state.run_lock import LaunchLock
 from ssmpi.tools.clean import clean
 
@@ -56,7 +56,7 @@ def test_memory_stays_between_two_starts_that_are_minutes_apart(memory, capsys):
     for name in (RUN_FILE, VERSIONS):
         (run / name).touch()
     file = MemoryFile(memory_folder.of_launch(str(memory), "launch") / "trainer-0", Origin("launch", "trainer 0", 1))
-    file.note(Note.RUN, str(run))
+    file.note(PersistedKey.RUN, str(run))
     folder = file.path.parent
     del file  # its process was killed
     gc.collect()

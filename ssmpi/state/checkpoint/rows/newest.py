@@ -18,8 +18,8 @@ from ssmpi.runtime.files.run_files import checkpoint_number
 from ssmpi.state.checkpoint import files, store
 from ssmpi.state.checkpoint.data_origin import DataOrigin
 from ssmpi.state.checkpoint.model_files import load_tables
-from ssmpi.state.checkpoint.rows.store import RowStore, path_of
-from ssmpi.state.checkpoint.store import FileManifest
+from ssmpi.state.checkpoint.rows.row_store import RowStore, path_of
+from ssmpi.state.checkpoint.store import CheckpointManifest
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -109,7 +109,7 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
     return Reloaded(taken, arena.used, source, Unsaved(0.0, taken, per_sample))
 
 
-def verify(manifest: FileManifest, path: Path) -> None:
+def verify(manifest: CheckpointManifest, path: Path) -> None:
     """Raise DataError if a file does not match its manifest."""
     for entry in manifest.files:
         if entry.file == path.name:

@@ -22,9 +22,9 @@ from ssmpi.runtime.files.run_files import checkpoint_number
 from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.run_options import CheckpointOptions
-from ssmpi.state.checkpoint import disk, files, pending_save, store, timer
-from ssmpi.state.checkpoint.store import FileManifest, Store
-from ssmpi.state.checkpoint.timer import CheckpointTimer
+from ssmpi.state.checkpoint import disk, files, manager, pending_save, store
+from ssmpi.state.checkpoint.manager import CheckpointTimer
+from ssmpi.state.checkpoint.store import CheckpointManifest, Store
 from ssmpi.state.recovery.state import RecoveryState
 
 OPERATIONS = (
@@ -61,7 +61,7 @@ def save(run, number, keep=2):
         files.write(folder / "embedding-0000.h5", datasets),
         files.write(folder / "trainer-0000.h5", [("replica", values(1000 + number), {})]),
     )
-    store.commit(folder, FileManifest(entries, {"number": number}))
+    store.commit(folder, CheckpointManifest(entries, {"number": number}))
     the_store.retire(keep)
 
 
@@ -345,7 +345,7 @@ def test_due_by_examples_or_by_time():
 def test_the_clock_of_checkpoints_goes_on_after_a_kill(tmp_path, monkeypatch):
     """Ten kills a quarter of the interval apart, the date going back: without it there would never be a checkpoint."""
     clock = SimpleNamespace(time=lambda: 1e9 - 99 * clock.now, monotonic=lambda: clock.now, now=50.0)
-    monkeypatch.setattr(timer, "time", clock)
+    monkeypatch.setattr(manager, "time", clock)
     options, path, found = CheckpointOptions(every_minutes=1), tmp_path / "ssmpi-0-run" / "trainer-0", []
     for process in range(10):
         fresh = not process

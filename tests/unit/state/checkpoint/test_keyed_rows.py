@@ -17,7 +17,7 @@ from ssmpi.embedding.table import Arena
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.state.checkpoint.rows import records
-from ssmpi.state.checkpoint.rows.store import RowStore
+from ssmpi.state.checkpoint.rows.row_store import RowStore
 
 IDS, KEYED = 5, 1  # rows of the table of ids, which is the first; the number of the other one
 ROOM = 12

@@ -12,8 +12,8 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.state.checkpoint import files, store
 from ssmpi.state.checkpoint.rows import newest
 from ssmpi.state.checkpoint.rows.newest import restore
-from ssmpi.state.checkpoint.rows.store import RowStore
-from ssmpi.state.checkpoint.store import FileManifest
+from ssmpi.state.checkpoint.rows.row_store import RowStore
+from ssmpi.state.checkpoint.store import CheckpointManifest
 
 TABLES, DIM, WHO = (40, 12, 6), 3, 1
 OPTIONS = row_options(DIM)
@@ -49,7 +49,7 @@ def save(run, examples, servers=2):
         files.write(folder / f"embedding-{k:04}.h5", arena(k, servers, examples).datasets()) for k in range(servers)
     ]
     entries.append(files.write(folder / "dense.h5", [("weights", np.zeros(1, np.float32), {})]))
-    store.commit(folder, FileManifest(tuple(entries), {"examples": examples}))
+    store.commit(folder, CheckpointManifest(tuple(entries), {"examples": examples}))
     return folder
 
 

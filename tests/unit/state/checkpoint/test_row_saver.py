@@ -29,8 +29,8 @@ from ssmpi.state.checkpoint import disk
 from ssmpi.state.checkpoint.rows import saver
 from ssmpi.state.checkpoint.rows.newest import Unsaved
 from ssmpi.state.checkpoint.rows.records import read_rows
+from ssmpi.state.checkpoint.rows.row_store import RowStore, path_of, remove_beyond
 from ssmpi.state.checkpoint.rows.saver import POLL_SECONDS, RowSaver, SaveSchedule
-from ssmpi.state.checkpoint.rows.store import RowStore, path_of, remove_beyond
 from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.tools import inspect
 from ssmpi.trainer import control, embedding_ps

@@ -17,7 +17,7 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.checkpoint.rows import records
-from ssmpi.state.checkpoint.rows.store import RowStore
+from ssmpi.state.checkpoint.rows.row_store import RowStore
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam", "partial_rowwise_adam")
 LAYOUTS = (

@@ -20,7 +20,7 @@ from ssmpi.runtime.files.log import log
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.run_options import CheckpointOptions
 from ssmpi.state import resume
-from ssmpi.state.checkpoint import disk, disk_space, model_saver, store
+from ssmpi.state.checkpoint import disk, model_saver, pending_save, store
 from ssmpi.state.checkpoint.manager import CheckpointManager
 from ssmpi.state.checkpoint.store import MANIFEST_NAME, Store
 from ssmpi.state.request import RunRequest
@@ -217,7 +217,7 @@ def size(tmp_path, small_data):
 def test_older_checkpoints_make_room_for_new_ones_and_for_the_model(tmp_path, small_data, monkeypatch, size):
     """Of three that are asked for there is room for two; at the end one goes, so that the model has room."""
     full = Full(tmp_path / "run", int(2.5 * size))
-    monkeypatch.setattr(disk_space, "SPARE", 0)
+    monkeypatch.setattr(pending_save, "SPARE", 0)
     monkeypatch.setattr(disk, "free", full.free)
     run = train_over_threads(tmp_path, small_data, *SETTINGS, "topology.embedding_ps=2", "checkpoint.keep=3")
     assert run.result["status"] == "complete"
@@ -256,7 +256,9 @@ def test_a_model_without_room_waits_for_some(tmp_path, small_data, monkeypatch, 
 
 
 def test_a_model_that_finds_no_room_leaves_the_newest_checkpoint(tmp_path, small_data, monkeypatch, said):
-    monkeypatch.setattr(model_saver, "make_room", lambda store, needed, path: disk_space.make_room(store, 10**18, path))
+    monkeypatch.setattr(
+        model_saver, "make_room", lambda store, needed, path: pending_save.make_room(store, 10**18, path)
+    )
     monkeypatch.setattr(model_saver, "ROOM_SECONDS", 0.05)
     settings = (*SETTINGS, "checkpoint.limit_seconds=5", "topology.embedding_ps=0")
     with pytest.raises(DataError, match=r"model: [\d,]+ bytes needed, [\d,]+ free: .*is the newest committed one"):
@@ -278,5 +280,5 @@ def test_a_disk_too_small_for_the_model_is_refused_before_training(tmp_path, sma
     monkeypatch.setattr(disk, "free", lambda _: 10 * rows)
     with pytest.raises(DataError, match=r"run/model: [\d,]+ bytes needed .*, [\d,]+ free: make room there"):
         prepare(True)
-    (run / "metrics.jsonl").write_bytes(bytes(10 * rows + disk_space.SPARE))
+    (run / "metrics.jsonl").write_bytes(bytes(10 * rows + pending_save.SPARE))
     prepare(True)

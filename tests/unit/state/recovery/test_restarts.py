@@ -23,15 +23,15 @@ from ssmpi.runtime.files import log
 from ssmpi.runtime.files.run_files import ATTEMPTS, RECOVERIES, ROWS
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.mpi.memory_use import in_use
-from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.run_options import RecoveryOptions
 from ssmpi.runtime.topology import Topology
 from ssmpi.state import resume, run_folder
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.checkpoint.pending_save import FullDiskError
-from ssmpi.state.recovery import left_memory, restart
+from ssmpi.state.recovery import previous_memory, restart
 from ssmpi.state.recovery.decision import FROM_BEGINNING, MEMORY, PARTIAL
-from ssmpi.state.recovery.left_memory import MemoryPlace
+from ssmpi.state.recovery.previous_memory import MemoryPlace
 from ssmpi.state.recovery.start import ResumePlan, Supervised
 from ssmpi.state.recovery.state import Left, RecoveryState
 from ssmpi.state.request import RunRequest
@@ -268,7 +268,7 @@ def of_one_rank(tmp_path, small_data):
         kept = bool(getattr(found.memory, "kept", False))
         if launch and not kept:
             found.memory.ready()
-            found.memory.note(Note.LEDGER, found.ledger.state())
+            found.memory.note(PersistedKey.LEDGER, found.ledger.state())
         return kept
 
     return Path(config.run.folder), begin
@@ -325,7 +325,7 @@ def test_a_damaged_name_of_a_launch_removes_nothing_else(tmp_path, name):
     memory, victim = tmp_path / "memory", tmp_path / "victim"
     for folder in (victim, memory_folder.of_launch(str(memory), "abc")):
         folder.mkdir(parents=True)
-    left_memory.remove_left(str(memory), name)
+    previous_memory.remove_left(str(memory), name)
     assert victim.exists()
     assert memory_folder.of_launch(str(memory), "abc").exists()
 

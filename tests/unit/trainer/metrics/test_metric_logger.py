@@ -23,8 +23,8 @@ from ssmpi.runtime.files import log
 from ssmpi.runtime.quality import Quality
 from ssmpi.runtime.topology import Topology
 from ssmpi.state.checkpoint import disk
+from ssmpi.state.checkpoint.rows.row_store import RowStore
 from ssmpi.state.checkpoint.rows.saver import RowSaver
-from ssmpi.state.checkpoint.rows.store import RowStore
 from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.tools import report
 from ssmpi.trainer import control

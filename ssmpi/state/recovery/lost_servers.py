@@ -2,7 +2,7 @@
 
 The rows of a lost embedding PS are loaded here, into new memory that becomes valid once the first trainer books the
 loss (``restart.resumed``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
-new memory too, which their roles fill (``replicas``).
+new memory too, which their roles fill (``lost_trainers``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ssmpi.state.recovery.decision import over_target
 from ssmpi.state.recovery.ledger import Ledger
 from ssmpi.state.recovery.row_saves import expected_examples
 from ssmpi.state.recovery.start import Repair, Start
-from ssmpi.state.recovery.surviving import NOTHING, deal_left, own_memory
+from ssmpi.state.recovery.warm_state import NOTHING, deal_left, own_memory
 from ssmpi.sync import algorithm_of
 
 if TYPE_CHECKING:

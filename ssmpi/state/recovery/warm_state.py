@@ -11,11 +11,11 @@ import numpy as np
 
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
 from ssmpi.runtime.files.log import log
-from ssmpi.runtime.mpi.rank_memory import Note
+from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait
 from ssmpi.runtime.quality import Quality, counters
 from ssmpi.state.recovery.decision import PARTIAL
-from ssmpi.state.recovery.replicas import restore_lost
+from ssmpi.state.recovery.lost_trainers import restore_lost
 from ssmpi.state.recovery.state import RecoveryState
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class WarmState:
             values[:] = from_furthest
         if self.warming_up:
             synchronizer.restart()
-            synchronizer.context.local.memory.note(Note.WARMED_UP, True)
+            synchronizer.context.local.memory.note(PersistedKey.WARMED_UP, True)
         if self.repair:
             mean = restore_lost(self.repair, synchronizer, world, waiting, owned)
             if arrays and giver is None:
@@ -176,7 +176,7 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
         RecoveryState(Path(config.run.folder), memory).run_so_far,
         Quality.of(*counters(memory.array, threads)),
         int(trained.batches.sum()),
-        bool(memory.noted(Note.WARMED_UP)),
+        bool(memory.noted(PersistedKey.WARMED_UP)),
         trained.handed.kept(deal[0]) if trained.handed and deal else None,
     )
 
@@ -207,7 +207,7 @@ def cost_of(record: Mapping[str, Any]) -> str:
     return f"going on after {record['examples']:,} examples: {cost}. PLS is {record['pls']:.3g} so far"
 
 
-class RunNotes:
+class RunSnapshot:
     """The first trainer's note in its memory, at most a second old: state that no other trainer has and that is neither
     in ``Progress`` nor in ``TrainedRows``: what ``run_so_far`` returns, and which recoveries the ``log`` has lines of.
     Other trainers, without a ``log``, write none.
