@@ -33,7 +33,8 @@ from ssmpi.runtime.errors import LOST, STOPPED, UserError
 from ssmpi.runtime.files.run_files import LAUNCH_LOCK
 from ssmpi.runtime.host.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.state import memory_fit
-from ssmpi.state.recovery.state import Left, RecoveryState
+from ssmpi.state.recovery import run_record
+from ssmpi.state.recovery.run_record import Left
 from ssmpi.state.request import RunRequest
 from ssmpi.state.run_lock import LaunchLock
 
@@ -154,7 +155,7 @@ def left_by(request: RunRequest, config: Config) -> Left | None:
     """The launch that this one continues, if the run's last one did not save it."""
     if not request.run or request.checkpoint or config.recovery.mode == "off":
         return None
-    return RecoveryState(request.run).left()
+    return run_record.left(request.run)
 
 
 def command(ranks: int, where: Site | None, hosts: Sequence[str]) -> list[str]:

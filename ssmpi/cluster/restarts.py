@@ -18,12 +18,12 @@ from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.host_memory import oom_kills
 from ssmpi.runtime.host.mpi_environment import SEGMENTS
 from ssmpi.runtime.mpi import memory_use
+from ssmpi.state.recovery.run_record import Record
 from ssmpi.state.recovery.start import Supervised
-from ssmpi.state.recovery.state import Record, RecoveryState
 
 if TYPE_CHECKING:
     from ssmpi.runtime.run_options import RecoveryOptions
-    from ssmpi.state.recovery.state import Left
+    from ssmpi.state.recovery.run_record import Left
 
 NOT_BEGUN = 2  # restarts of a run that has not begun: what prevented it twice prevents it again
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a restart after one that trained on nothing new
@@ -88,7 +88,7 @@ class Restarts:
 
     def _record(self) -> Record | None:
         try:
-            return RecoveryState(self._run).record()
+            return Record.read(self._run)
         except DataError:  # a rank has reported it
             return None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ssmpi.config import Config, differences, load
 from ssmpi.data.position import Position
+from ssmpi.data.schema import Manifest
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.result_marker import damage, is_finished
@@ -20,8 +21,9 @@ from ssmpi.state import continued, run_folder, run_lock
 from ssmpi.state.checkpoint import model_files, store
 from ssmpi.state.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.state.checkpoint.pending_save import check_room
+from ssmpi.state.recovery import run_record
+from ssmpi.state.recovery.run_record import Record
 from ssmpi.state.recovery.start import ResumePlan, Supervised
-from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.state.request import RunRequest
 from ssmpi.state.requirements import composed
 
@@ -35,10 +37,9 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     """
     config = request.load()
     run = Path(config.run.folder)
-    again, before = False, ""
+    again, previous = False, ""
     if supervised := request.supervised:
-        record = RecoveryState(run).record()
-        before = record.launch if run.is_dir() and record.is_own(run) else ""
+        record, previous = Record.read(run), run_record.owner(run)
         again = record.launch == supervised.launch and record.start >= supervised.first
     if again:  # the first start has handled the request already, and the files that it read may have changed
         request = replace(request, run_file=None, overrides=(), run=run, overwrite=False, checkpoint=WHOLE)
@@ -64,20 +65,30 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         run_folder.make(run, config, request.overwrite or anew, request.run_file)
         if parent:
             parent.record(run)
-        return ResumePlan(config, replaced=before, parent=parent)
+        return ResumePlan(config, previous=previous, parent=parent)
     hold(run, held, supervised)
     if is_finished(run):  # by the job that held the lock
         return check_nothing_to_do(request, config)
-    found = usable_checkpoints(run, request.checkpoint)
-    for path in found:
-        saved, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
-        check_fingerprint(path.name, saved, found_settings, config.network)
-        check_passes(path.name, saved, config)
-    left = None if again or request.checkpoint else RecoveryState(run).left()
-    begun, asked = bool(found or again or left), "run.continue_from" in request.overridden()
+    found = fitting_checkpoints(run, request.checkpoint, config, reader.manifest)
+    left = None if request.checkpoint else run_record.left(run)
+    ahead = again or (left is not None and (not supervised or left.launch == supervised.launch))
+    begun, asked = bool(found or ahead), "run.continue_from" in request.overridden()
     parent = continued.resumed(run, config, reader.manifest, begun=begun, asked=asked)
-    config = continued.with_room(config, found[0], run) if found and not (again or left) else config
-    return ResumePlan(config, tuple(found), resumed=True, again=again, left=left, parent=None if found else parent)
+    config = continued.with_room(config, found[0], run) if found and not ahead else config
+    return ResumePlan(
+        config, found, resumed=True, again=again, previous=run_record.owner(run), ahead=ahead,
+        parent=None if found else parent,
+    )  # fmt: skip
+
+
+def fitting_checkpoints(run: Path, name: str | None, config: Config, manifest: Manifest) -> tuple[Path, ...]:
+    """The checkpoints to resume from, best first; SettingsError if the run has other settings than one of them."""
+    found = usable_checkpoints(run, name)
+    for path in found:
+        saved = store.read_manifest(path).state
+        check_fingerprint(path.name, saved, fingerprint(config.flat(), manifest), config.network)
+        check_passes(path.name, saved, config)
+    return tuple(found)
 
 
 def killed_before_its_record(request: RunRequest, run: Path) -> bool:

@@ -26,9 +26,8 @@ from ssmpi.state.checkpoint import parent
 from ssmpi.state.checkpoint.manager import SaveContext
 from ssmpi.state.checkpoint.trainer_state import Checkpoint, LiveState, restore
 from ssmpi.state.recovery import lost_servers
-from ssmpi.state.recovery.ledger import Ledger
+from ssmpi.state.recovery.ledger import Booking, Ledger
 from ssmpi.state.recovery.start import Start
-from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.state.recovery.warm_state import WarmState
 from ssmpi.trainer.lanes import Lanes, make_lanes
 from ssmpi.trainer.metrics.metric_logger import EarlierLog
@@ -204,20 +203,20 @@ def resume(
         parent.restore(live, start.parent, config.sync.identity)
 
 
-def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:
-    """The state of the run's recoveries; the first trainer writes it."""
+def booking(config: Config, rows: int, saved: Saved | None, start: Start) -> Booking:
+    """What this start books as lost."""
     ledger, losses = start.ledger or Ledger(), dict[str, Any]()
     if start.repair:
         assert saved
         ledger, losses = lost_servers.losses(config, start, saved.state)
-    return RecoveryState(folder, start.memory, ledger, losses, ledger.pls(rows * config.data.passes))
+    return Booking(ledger, losses, ledger.pls(rows * config.data.passes))
 
 
-def results(config: Config, rows: int, saved: Saved | None, recovery: RecoveryState) -> RunResults:
+def results(config: Config, folder: Path, rows: int, saved: Saved | None, booking: Booking) -> RunResults:
     """The first trainer's results, for a run over ``rows`` rows."""
     earlier = None
     if saved:
         state = saved.state
         logbook = EarlierLog(state["logbook"], saved.scored())
         earlier = EarlierResults(logbook, state["evaluations"], state.get(KEYS, {}))
-    return RunResults(recovery.run, config.run, config.topology, rows * config.data.passes, earlier, recovery)
+    return RunResults(folder, config.run, config.topology, rows * config.data.passes, earlier, booking)

@@ -63,7 +63,7 @@ class Snapshots:
                 "checked": sorted(self.checked),
                 **self._about(),
                 SELECTION: asdict(selection),
-                "ledger": self.results.recovery.ledger.state(),
+                "ledger": self.results.booking.ledger.state(),
             }
         return TrainerState(arrays, self.progress.examples_of_all, self._model(vector, run))
 

@@ -80,8 +80,8 @@ class Trainer:
         live = LiveState(self.replica, state, self.synchronizers[0], self._prefetched, losses)
         self._model = CommonModel(self.synchronizers[0], self.replica, world, config.waiting)
         build_trainer.resume(config, world, saved, live, self.synchronizers[0], start)
-        self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
-        self._results = build_trainer.results(config, rows, saved, self._recovery) if world.index == 0 else None
+        booking = build_trainer.booking(config, rows, saved, start)
+        self._results = build_trainer.results(config, folder, rows, saved, booking) if world.index == 0 else None
         self._snapshots = Snapshots(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica,
             model=self._model, live=live, progress=self.progress, checked=self._control.checked, results=self._results,
@@ -96,7 +96,7 @@ class Trainer:
         self._selection = ModelSelection(
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
-        self._notes = RunSnapshot(self._recovery, logbook, self._run_so_far, saved)
+        self._notes = RunSnapshot(folder, memory, booking, logbook, self._run_so_far, saved)
         self._threads = Supervisor(self._control, self._checkpoints, self._lanes, self.start, self._report)
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
 
@@ -163,7 +163,7 @@ class Trainer:
                 self._rest()  # all begin together: otherwise the first one that is ready would take the others' blocks
             cpu_usage.set_up()
             lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
-            restart.resumed(self._recovery, self._notes, self.progress.examples_of_all, lost, self.world.trainers)
+            restart.resumed(self._notes, self.progress.examples_of_all, lost, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock(self.world.hosts)
             self._started = True

@@ -41,9 +41,8 @@ from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.checkpoint.rows import newest
 from ssmpi.state.checkpoint.rows.saver import RowSaver
 from ssmpi.state.checkpoint.store import Store, read_manifest
-from ssmpi.state.recovery import lost_servers, restart
+from ssmpi.state.recovery import lost_servers, restart, run_record
 from ssmpi.state.recovery.start import ResumePlan, Supervised
-from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.state.recovery.warm_state import RunSnapshot, cost_of
 from ssmpi.state.requirements import kept_memory, memory_of_ranks, placement_of
 from ssmpi.sync.pace import Shadow
@@ -76,7 +75,8 @@ def play(world, config, number):
     """A body: one rank's part in the ``number``-th start of a launch."""
     run = Path(config.run.folder)
     found = tuple(Store(run).committed()[::-1]) if number > 1 else ()
-    plan = ResumePlan(config, found, again=number > 1, parent=None if found else Parent.recorded(run))
+    again, parent = number > 1, None if found else Parent.recorded(run)
+    plan = ResumePlan(config, found, again=again, ahead=again, parent=parent)
     start = restart.begin(PretendedStart(world), plan, Supervised(LAUNCH, number, time.time()))
     return PARTS[world.role](config, world, run, start)
 
@@ -354,7 +354,7 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
     assert killed.recoveries == before == []
     if lost_again:
         killed.lose("embedding_ps-0")
-    killed.start(Kill(restart, "resumed")).start(Kill(RecoveryState, "complete"))
+    killed.start(Kill(restart, "resumed")).start(Kill(run_record, "complete"))
     assert "pls" not in killed.recoveries[-1]
     killed.start()  # which writes what nobody else knows any more: that loss is booked
     assert [each["how"] for each in killed.recoveries] == ["partial"] * 2 + ["memory"]
@@ -424,8 +424,8 @@ def kept_until_started(tmp_path, data, lost, algorithm, *changed):
     killed.lose(lost)
     both = threading.Barrier(2)
 
-    def ready(recovery, *_):
-        recovery.memory.ready()
+    def ready(notes, *_):
+        notes.memory.ready()
         both.wait(PATIENCE)
         raise KilledError
 
@@ -500,7 +500,7 @@ def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(
     through = train_over_threads(tmp_path / "through", small_data, *ONE, "topology.embedding_ps=2")
     killed = Killed(tmp_path / "killed", small_data, *TWO_PS, setting)
     checkpoint, _ = killed.start_and_save()
-    assert RecoveryState(killed.folder).record().timeline == 1
+    assert run_record.Record.read(killed.folder).timeline == 1
     caplog.set_level("INFO", log.name)
 
     def refuse(*arguments):
@@ -512,7 +512,7 @@ def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(
     assert only["how"] == checkpoint.name
     assert why in only["lost"]
     assert f"all ranks go back to {checkpoint.name} (full recovery)" in caplog.text
-    assert RecoveryState(killed.folder).record().timeline == 2
+    assert run_record.Record.read(killed.folder).timeline == 2
     result = killed.run.result
     assert (result["status"], result["pls"], result["examples"]) == ("complete", 0.0, 6_000)
     for mine, theirs in zip(killed.run.tables(), through.tables(), strict=True):
@@ -684,7 +684,7 @@ def test_rows_saved_before_a_checkpoint_do_not_replace_it(tmp_path, small_data, 
 
 PLACES = (
     (Progress, "record", 30), (Lookups, "push", 30), (restart, "resumed", 2), (RunSnapshot, "evaluated", 3),
-    (Evaluator, "run", 3), (store, "commit", 2), (newest, "restore", 1), (RecoveryState, "complete", 1),
+    (Evaluator, "run", 3), (store, "commit", 2), (newest, "restore", 1), (run_record, "complete", 1),
 )  # fmt: skip
 MAY_GO = ("embedding_ps-0", "embedding_ps-1", "trainer-1", "sync_ps-0", "sync_ps-1")
 

@@ -198,9 +198,9 @@ def lost_by_start(monkeypatch, trainers):
     """What all trainers together tell in each start: lost pushes to embedding PSs and to sync PSs, batches repeated."""
     told, started = [], restart.resumed
 
-    def starting(recovery, notes, examples, sent, conversation):
+    def starting(notes, examples, sent, conversation):
         told.append([each.lost for each in sent])
-        started(recovery, notes, examples, sent, conversation)
+        started(notes, examples, sent, conversation)
 
     monkeypatch.setattr(restart, "resumed", starting)
     return lambda: [np.sum(told[k : k + trainers], axis=0).tolist() for k in range(0, len(told), trainers)]

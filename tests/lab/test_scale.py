@@ -11,7 +11,7 @@ from jobs.lab.options import ScaleOptions
 from ssmpi import config
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.host.clock import process_age
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
 
 LOG = """2026-11-21 17:20:03,250 h1 trainer 0 | 8 ranks on 2 hosts
 2026-11-21 17:20:05,750 h1 trainer 0 | training starts
@@ -54,8 +54,8 @@ def test_nonsense_is_refused_before_the_first_job(tmp_path):
 
 def test_the_search_for_a_rank_to_kill_is_no_part_of_its_detection(tmp_path, monkeypatch):
     """It reads all of /proc."""
-    state, lines, clock = RecoveryState(tmp_path), iter(range(9)), Clock()
-    state.begin_start("launch")
+    lines, clock = iter(range(9)), Clock()
+    run_record.begin_start(tmp_path, "launch")
 
     def search(run_file):
         clock.sleep(0.3)
@@ -63,7 +63,7 @@ def test_the_search_for_a_rank_to_kill_is_no_part_of_its_detection(tmp_path, mon
 
     def kill(rank, number):
         at = datetime.fromtimestamp(clock.now, UTC).isoformat()
-        state.add({"at": at, "seconds": {"ranks": 0.0, "process": 0.0, "restore": 0.0}})
+        run_record.add(tmp_path, {"at": at, "seconds": {"ranks": 0.0, "process": 0.0, "restore": 0.0}})
 
     monkeypatch.setattr(restart_time, "time", clock)
     monkeypatch.setattr(restart_time, "ranks_of", search)

@@ -15,7 +15,7 @@ from ssmpi.runtime.errors import STOPPED
 from ssmpi.runtime.mpi.memory_file import remove
 from ssmpi.state.checkpoint.rows.records import read_rows
 from ssmpi.state.checkpoint.rows.row_store import path_of
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
 
 KILLS = int(os.environ.get("KILLS", "100")) // 5
 SAVING = ("checkpoint.priority=mfu", "checkpoint.priority_fraction=0.9", "recovery.mtbf_hours=1e-9")
@@ -40,7 +40,7 @@ def test_rows_that_are_saved_all_the_time_outlive_any_kill(start, memory):  # no
         job.until(lambda: not set(killed.values()) & set(job.living()))  # noqa: B023 - called in this turn only
         saved, _ = read_rows(path)  # DataError if its base is not whole
         job.until_it_trains()
-        last = RecoveryState(job.run).record().recoveries[-1]
+        last = run_record.Record.read(job.run).recoveries[-1]
         assert last["how"] == ("partial" if lost else "memory")
         if lost:
             assert saved.newest.samples <= last["examples"]

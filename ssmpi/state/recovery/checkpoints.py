@@ -13,7 +13,7 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import RESULT_NAME
 from ssmpi.state.checkpoint import disk, model_files, store
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
 
 if TYPE_CHECKING:
     from ssmpi.runtime.mpi.world import Job
@@ -49,7 +49,7 @@ def take_over(plan: ResumePlan, path: Path | None) -> None:
     if path:
         resume_from(run, path, again=plan.again)
     elif not plan.again:
-        RecoveryState(run).count_start(0)
+        run_record.count_start(run, 0)
     if plan.resumed:
         disk.remove_file(run / RESULT_NAME)
         config.save(run, plan.config)
@@ -60,7 +60,7 @@ def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
     checkpoints aside, so that the next job resumes from what this one saves.
     """
     if not again:
-        RecoveryState(run).count_start(store.read_manifest(path).state["examples"])
+        run_record.count_start(run, store.read_manifest(path).state["examples"])
     log.info(f"resuming from {path}")
     for newer in store.Store(run).set_aside_after(path):
         log.warning(f"set aside, because it is newer: {newer}")

@@ -5,7 +5,7 @@ the portion of lost samples, is how much training the rows of the embedding PSs 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -101,6 +101,17 @@ class Ledger:
     def of_state(cls, state: Mapping[str, Any]) -> Ledger:
         """The inverse of ``state``."""
         return cls(tuple(state["starts"]), tuple(LossAccount(*each) for each in state["accounts"]), state["before"])
+
+
+@dataclass(frozen=True)
+class Booking:
+    """What a start books when training begins: the ``ledger``, what this start adds to the record of its recovery, and
+    the portion of lost samples by then.
+    """
+
+    ledger: Ledger = field(default_factory=Ledger)
+    losses: Mapping[str, Any] = field(default_factory=dict)
+    pls: float = 0.0
 
 
 def reloaded(account: LossAccount, taken: int, now: int) -> LossAccount:

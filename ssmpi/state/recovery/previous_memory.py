@@ -11,8 +11,7 @@ from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.mpi.memory_file import LostMemoryError, MemoryFile, Origin
 from ssmpi.runtime.mpi.memory_use import in_use, remove
-from ssmpi.runtime.mpi.rank_memory import ProcessMemory, RankMemory
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.runtime.mpi.rank_memory import PersistedKey, ProcessMemory, RankMemory
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -54,7 +53,7 @@ class MemoryPlace(NamedTuple):
                 " memory file system, or recovery.mode = 'off'"
             )
             memory = ProcessMemory()
-        RecoveryState(run, memory).note_run()
+        memory.note(PersistedKey.RUN, str(run.resolve()))  # for who finds it
         return memory
 
 

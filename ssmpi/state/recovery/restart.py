@@ -25,15 +25,16 @@ from ssmpi import config
 from ssmpi.runtime.files.log import last_end, log
 from ssmpi.runtime.files.run_files import RUN_FILE
 from ssmpi.runtime.host.clock import process_age
-from ssmpi.runtime.mpi.rank_memory import ProcessMemory, RankMemory
+from ssmpi.runtime.mpi.rank_memory import PersistedKey, ProcessMemory, RankMemory
 from ssmpi.state.checkpoint import store
-from ssmpi.state.recovery import lost_servers
+from ssmpi.state.recovery import lost_servers, run_record
 from ssmpi.state.recovery.checkpoints import choose_checkpoint
 from ssmpi.state.recovery.decision import FROM_BEGINNING, FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.state.recovery.ledger import Ledger
 from ssmpi.state.recovery.previous_memory import MemoryPlace, refuse_left, remove_everywhere
+from ssmpi.state.recovery.run_record import Record
 from ssmpi.state.recovery.start import Start
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery.warm_state import noted_ledger
 
 if TYPE_CHECKING:
     from ssmpi.runtime.mpi.memory_file import MemoryFile
@@ -54,15 +55,15 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
     """The state that this rank starts from; the first rank decides for all. Every rank calls it."""
     if supervised is None or plan.config.recovery.mode == "off":
         return begin_without_launcher(job, plan)
-    state, resumes, lost = RecoveryState(Path(plan.config.run.folder)), plan.again, ""
+    run, resumes, lost = Path(plan.config.run.folder), plan.again, ""
     launch, number = supervised.launch, supervised.start
-    if plan.again or (plan.left and plan.left.launch == launch):
+    if plan.ahead:
         memory, found = inspect(job, plan, launch)
         resumes = plan.again or any(not each.why for each in found)
         if resumes and not plan.again:
             job.agree(lambda: check_settings(plan.config))
         if resumes:
-            job.agree(lambda: state.begin_start(launch, number))
+            job.agree(lambda: run_record.begin_start(run, launch, number))
             start, lost = from_memory(job, plan, supervised, memory, found)
             if start:
                 return start
@@ -70,30 +71,31 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
     checkpoint = choose_checkpoint(job, plan)
     if resumes:
         how = checkpoint.name if checkpoint else FROM_BEGINNING
-        job.agree(lambda: record(state, supervised, how, lost))
+        job.agree(lambda: record(run, supervised, how, lost))
     else:
-        before = job.agree(lambda: state.begin_start(launch, number))
-        if before != launch:
-            remove_everywhere(job, plan.config, before or plan.replaced)
+        job.agree(lambda: run_record.begin_start(run, launch, number))
+        if plan.previous != launch:
+            remove_everywhere(job, plan.config, plan.previous)
     return without_memory(job, plan, fresh(job, plan, supervised), checkpoint, number)
 
 
 def begin_without_launcher(job: Job, plan: ResumePlan) -> Start:
     """The start of a job that no launcher restarts: it leaves no memory, and resumes from none."""
-    state = RecoveryState(Path(plan.config.run.folder))
-    if plan.left:
-        memory, _ = MemoryPlace.of(plan.config, job.rank, plan.left.launch).inspect()
+    run = Path(plan.config.run.folder)
+    if plan.ahead:
+        memory, _ = MemoryPlace.of(plan.config, job.rank, plan.previous).inspect()
         if any(job.gather(memory is not None)):
-            job.agree(lambda: refuse_left(state.run, "a start without 'ssmpi launch', or with recovery.mode = 'off'"))
-    if job.agree(lambda: state.record().launch):  # this job does not go on from that launch's memory
-        remove_everywhere(job, plan.config, job.agree(lambda: state.begin_start("", 0)))
+            job.agree(lambda: refuse_left(run, "a start without 'ssmpi launch', or with recovery.mode = 'off'"))
+    if job.agree(lambda: Record.read(run).launch):  # this job does not go on from that launch's memory
+        job.agree(lambda: run_record.begin_start(run, "", 0))
+        remove_everywhere(job, plan.config, plan.previous)
     return without_memory(job, plan, ProcessMemory(), choose_checkpoint(job, plan), 0)
 
 
 def inspect(job: Job, plan: ResumePlan, launch: str) -> tuple[MemoryFile | None, list[Found]]:
     """The memory of a launch that this rank may resume from, and what every rank has found of its own."""
     memory, why = MemoryPlace.of(plan.config, job.rank, launch).inspect()
-    first = job.agree(lambda: RecoveryState(Path(plan.config.run.folder)).record().first_start)
+    first = job.agree(lambda: Record.read(Path(plan.config.run.folder)).first_start)
     if memory and memory.origin.start < first:
         why = f"what is there is that of start {memory.origin.start}, and start {first} began without memory"
         memory = None
@@ -116,12 +118,12 @@ def from_memory(
     job: Job, plan: ResumePlan, supervised: Supervised, memory: MemoryFile | None, found: list[Found]
 ) -> tuple[Start | None, str]:
     """Warm or partial recovery; None on all ranks, and why, if they must go back to a checkpoint."""
-    state = RecoveryState(Path(plan.config.run.folder))
-    choice, ledger, timeline = job.agree(lambda: decide(plan, state, memory, found))
+    run = Path(plan.config.run.folder)
+    choice, ledger, timeline = job.agree(lambda: decide(plan, run, memory, found))
     if choice.how == FULL:
         return None, choice.why
     if choice.how == MEMORY:
-        job.agree(lambda: record(state, supervised, MEMORY))
+        job.agree(lambda: record(run, supervised, MEMORY))
         assert memory
         return Start(memory=memory, ledger=ledger, timeline=timeline), ""
     mine = memory if memory and job.rank not in choice.lost else fresh(job, plan, supervised)
@@ -129,21 +131,22 @@ def from_memory(
     made = lost_servers.rebuild_lost_memory(job, plan, start, choice.lost, supervised.start)
     if isinstance(made, str):
         return None, f"{choice.why}, and {made}"
-    job.agree(lambda: record(state, supervised, PARTIAL, choice.why, lost_servers.record_fields(made)))
+    job.agree(lambda: record(run, supervised, PARTIAL, choice.why, lost_servers.record_fields(made)))
     return made, ""
 
 
 def decide(
-    plan: ResumePlan, state: RecoveryState, memory: MemoryFile | None, found: list[Found]
+    plan: ResumePlan, run: Path, memory: MemoryFile | None, found: list[Found]
 ) -> tuple[Choice, Ledger | None, int]:
     """On the first rank: how the run recovers, its noted ledger, and its timeline."""
-    ledger, outcome = RecoveryState(state.run, memory).noted()
+    ledger, outcome = noted_ledger(memory)
     if outcome:  # the last start may have been killed before it wrote it
-        state.complete(outcome)
+        run_record.complete(run, outcome)
+    record = Record.read(run)
     choice = choose(found, ledger.starts if ledger else (), plan.config.topology, plan.config.recovery)
     if choice.how != FULL and not plan.again:
-        state.count_start(max((each.get("examples", 0) for each in state.record().recoveries), default=0))
-    return choice, ledger, state.record().timeline
+        run_record.count_start(run, max((each.get("examples", 0) for each in record.recoveries), default=0))
+    return choice, ledger, record.timeline
 
 
 def fresh(job: Job, plan: ResumePlan, supervised: Supervised) -> RankMemory:
@@ -155,7 +158,7 @@ def fresh(job: Job, plan: ResumePlan, supervised: Supervised) -> RankMemory:
 def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: Path | None, number: int) -> Start:
     """Start ``number`` from a checkpoint, or the beginning: it creates all ``memory`` anew."""
     topology, run = plan.config.topology, Path(plan.config.run.folder)
-    timeline = job.agree(lambda: RecoveryState(run).begin_timeline(number))
+    timeline = job.agree(lambda: run_record.begin_timeline(run, number))
     saved = store.read_manifest(checkpoint).state if checkpoint and job.rank == 0 else {}
     starts, servers = [number] * topology.size, topology.embedding_ps
     ledger = Ledger.begin(starts, servers, saved.get("ledger"), saved.get("examples", 0))
@@ -163,9 +166,7 @@ def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: P
     return Start(checkpoint, memory, ledger=ledger, timeline=timeline, parent=parent)
 
 
-def record(
-    state: RecoveryState, supervised: Supervised, how: str, lost: str = "", more: Mapping[str, Any] = NOTHING
-) -> None:
+def record(run: Path, supervised: Supervised, how: str, lost: str = "", more: Mapping[str, Any] = NOTHING) -> None:
     """On the first rank: log in one sentence how the run recovers, and record it, with the fields ``more``."""
     load, age, this = more.get("seconds", {}).get("load", 0.0), process_age(), f"start {supervised.start} of this job"
     if how == MEMORY:
@@ -178,11 +179,11 @@ def record(
     else:
         there = f"{'the ' * (how == FROM_BEGINNING)}{how}"
         log.info(f"{this}: {lost}: all ranks go back to {there} (full recovery)")
-    before = [each["at"] for each in state.record().recoveries]
-    state.add({
+    before = [each["at"] for each in Record.read(run).recoveries]
+    run_record.add(run, {
         "start": supervised.start,
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "why": last_end(state.run, datetime.fromisoformat(before[-1]) if before else None),
+        "why": last_end(run, datetime.fromisoformat(before[-1]) if before else None),
         "how": how,
         "lost": lost,
         **more,
@@ -205,33 +206,31 @@ class Lost(Protocol):
         """Mark them as reported."""
 
 
-def resumed(
-    recovery: RecoveryState, notes: RunSnapshot, examples: int, lost: Sequence[Lost], trainers: Conversation
-) -> None:
+def resumed(notes: RunSnapshot, examples: int, lost: Sequence[Lost], trainers: Conversation) -> None:
     """All ranks are ready, and training starts after ``examples`` of all trainers: from now on it can resume from this
     memory. If this start is itself a recovery, complete its record, with what this trainer has ``lost`` in flight, in
     the order of ``LOST_ON_THE_WAY``. All ``trainers`` call it.
     """
-    first, outcome = trainers.rank == 0, dict[str, Any]()
-    (at, *_) = trainers.gather(recovery.noted()[1].get("at") if first else None)
-    if at and recovery.forgotten != at:  # a kill came between the two notes
-        forget(recovery, lost, at)
+    first, outcome, booking, memory = trainers.rank == 0, dict[str, Any](), notes.booking, notes.memory
+    (at, *_) = trainers.gather(noted_ledger(memory)[1].get("at") if first else None)
+    if at and memory.noted(PersistedKey.FORGOTTEN) != at:  # a kill came between the two notes
+        forget(memory, lost, at)
     by_trainer = trainers.gather([each.lost for each in lost])
     if first:  # its memory is complete only with this note
         sums = map(sum, zip(*by_trainer, strict=True))
         found = {"examples": examples, **dict(zip(LOST_ON_THE_WAY, sums, strict=True))}
-        outcome = recovery.outcome({**found, **recovery.losses, "pls": recovery.pls})
-        recovery.book(outcome)
+        outcome = run_record.outcome(notes.run, {**found, **booking.losses, "pls": booking.pls})
+        notes.book(outcome)
     (at, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
-    forget(recovery, lost, at)
-    recovery.memory.ready()
+    forget(memory, lost, at)
+    memory.ready()
     if outcome:
-        recovery.complete(outcome)
+        run_record.complete(notes.run, outcome)
         notes.log_recoveries()
 
 
-def forget(recovery: RecoveryState, lost: Sequence[Lost], at: str | None) -> None:
+def forget(memory: RankMemory, lost: Sequence[Lost], at: str | None) -> None:
     """Forget the losses: the outcome of the recovery that began ``at`` this time includes them."""
     for each in lost:
         each.reported()
-    recovery.forget(at)
+    memory.note(PersistedKey.FORGOTTEN, at)

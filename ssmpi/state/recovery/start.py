@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ssmpi.state.checkpoint.parent import Parent
     from ssmpi.state.checkpoint.rows.newest import Reloaded
     from ssmpi.state.recovery.ledger import Ledger
-    from ssmpi.state.recovery.state import Left
 
 
 class Supervised(NamedTuple):
@@ -47,8 +46,9 @@ class Supervised(NamedTuple):
 class ResumePlan:
     """How a job starts: its settings, the checkpoints to try (newest first), or that it is finished; ``resumed`` if the
     folder holds the run already, ``again`` if its launch restarts it after a kill. ``parent`` is the finished run that
-    it continues, where there is no checkpoint yet. ``left`` is the launch whose memory,
-    where it has survived, is ahead of the checkpoints; ``replaced`` that of the run that was overwritten here.
+    it continues, where there is no checkpoint yet. ``previous`` is the launch that the run belonged to, or the run that
+    was overwritten here; its memory is removed unless it is ``ahead`` of the checkpoints, where it has survived: then
+    the job resumes from it.
     """
 
     config: Config
@@ -56,8 +56,8 @@ class ResumePlan:
     finished: bool = False
     resumed: bool = False
     again: bool = False
-    left: Left | None = None
-    replaced: str = ""
+    previous: str = ""
+    ahead: bool = False
     parent: Parent | None = None
 
 

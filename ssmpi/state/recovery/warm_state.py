@@ -15,8 +15,9 @@ from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait
 from ssmpi.runtime.quality import Quality, counters
 from ssmpi.state.recovery.decision import PARTIAL
+from ssmpi.state.recovery.ledger import Booking, Ledger
 from ssmpi.state.recovery.lost_trainers import restore_lost
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery.run_record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ssmpi.sync import Synchronizer
 
 NOTE_SECONDS = 1.0  # the greatest age of the first trainer's note
+OUTCOME = "outcome"  # in its note of the ledger: what a recovery has come to
 
 
 class TrainerMemory(NamedTuple):
@@ -173,7 +175,7 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
     deal = trained.kept()
     return TrainerMemory(
         deal,
-        RecoveryState(Path(config.run.folder), memory).run_so_far,
+        memory.noted(PersistedKey.RUN_SO_FAR),
         Quality.of(*counters(memory.array, threads)),
         int(trained.batches.sum()),
         bool(memory.noted(PersistedKey.WARMED_UP)),
@@ -208,20 +210,22 @@ def cost_of(record: Mapping[str, Any]) -> str:
 
 
 class RunSnapshot:
-    """The first trainer's note in its memory, at most a second old: state that no other trainer has and that is neither
-    in ``Progress`` nor in ``TrainedRows``: what ``run_so_far`` returns, and which recoveries the ``log`` has lines of.
-    Other trainers, without a ``log``, write none.
+    """What a trainer notes in its ``memory``, for the next start if this one is killed: the ``booking`` of losses and,
+    on the first trainer, at least once a second, what no other trainer has and what is neither in ``Progress`` nor in
+    ``TrainedRows``: ``run_so_far`` returns it. Only the first one has a ``log``; the note says which recoveries that
+    has lines of.
     """
 
     def __init__(
-        self, recovery: RecoveryState, log: RecoveryLog | None, run_so_far: Callable[[], Mapping[str, Any]],
-        saved: object,
+        self, run: Path, memory: RankMemory, booking: Booking, log: RecoveryLog | None,
+        run_so_far: Callable[[], Mapping[str, Any]], saved: object,
     ) -> None:  # fmt: skip
-        self._recovery, self._log, self._run_so_far = recovery, log, run_so_far
+        self.run, self.memory, self.booking = run, memory, booking
+        self._log, self._run_so_far = log, run_so_far
         kept = saved if isinstance(saved, WarmState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
-        self._logged = kept.state["logged"] if kept else len(recovery.record().resumed()) if log else 0
+        self._logged = kept.state["logged"] if kept else len(Record.read(run).resumed()) if log else 0
         self.write()
 
     def write_if_due(self) -> None:
@@ -234,10 +238,14 @@ class RunSnapshot:
         self._evaluated = part
         self.write()
 
+    def book(self, outcome: Mapping[str, Any]) -> None:
+        """Note the ledger and, for the next start if this one is killed now, the outcome, together."""
+        self.memory.note(PersistedKey.LEDGER, {**self.booking.ledger.state(), OUTCOME: outcome})
+
     def log_recoveries(self) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
         assert self._log
-        found = self._recovery.record().resumed()
+        found = Record.read(self.run).resumed()
         for recovery in found[self._logged :]:
             self._log.recovered(recovery)
             if recovery["how"] == PARTIAL:
@@ -251,4 +259,10 @@ class RunSnapshot:
             return
         self._written = time.monotonic()
         own = {"evaluated": self._evaluated, "dealt_again": self._again, "logged": self._logged}
-        self._recovery.note_run_so_far({**self._run_so_far(), **own})
+        self.memory.note(PersistedKey.RUN_SO_FAR, {**self._run_so_far(), **own})
+
+
+def noted_ledger(memory: RankMemory | None) -> tuple[Ledger | None, dict[str, Any]]:
+    """The ledger that the first trainer has noted in its memory, if any, and the outcome that was noted with it."""
+    found = memory.noted(PersistedKey.LEDGER) if memory else None
+    return (Ledger.of_state(found), found.get(OUTCOME) or {}) if found else (None, {})

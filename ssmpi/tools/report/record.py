@@ -19,7 +19,7 @@ from ssmpi.runtime.files.result_marker import COMPLETE
 from ssmpi.runtime.files.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
 from ssmpi.runtime.settings import flat
 from ssmpi.runtime.words import counted
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
 
 FINAL_SPLITS = ("test", "validation")
 MEASURED = ("train", "evaluation")  # kinds of lines in METRICS
@@ -182,7 +182,7 @@ def read_json(path: Path) -> Any:
 
 def _recoveries(folder: Path, missing: list[str]) -> list[dict[str, Any]]:
     try:
-        return [each for each in RecoveryState(folder).record().recoveries if isinstance(each, dict)]
+        return [each for each in run_record.Record.read(folder).recoveries if isinstance(each, dict)]
     except DamageError as error:
         missing.append(f"{error.path.name}: {error.found}: its recoveries are not known")
         return []

@@ -20,7 +20,8 @@ from ssmpi.runtime.files.write_behind import WriteBehind
 from ssmpi.runtime.host.clock import now
 from ssmpi.runtime.quality import SUMS, Quality, entropy
 from ssmpi.state.checkpoint.parent import Parent
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
+from ssmpi.state.recovery.ledger import Booking
 from ssmpi.trainer.metrics.log_files import CLOSING_SECONDS, event_writer
 from ssmpi.trainer.metrics.metric_logger import EarlierLog, MetricLogger
 from ssmpi.trainer.metrics.trainer_report import nested
@@ -56,16 +57,15 @@ class EarlierResults(NamedTuple):
 
 class RunResults:
     """Used by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before.
-    ``expected`` is the number of examples of the whole run. ``recovery`` is the state of its
-    recoveries, which others use too.
+    ``expected`` is the number of examples of the whole run, ``booking`` what it has lost.
     """
 
     def __init__(
         self, folder: Path, options: Run, topology: Topology, expected: int, earlier: EarlierResults | None = None,
-        recovery: RecoveryState | None = None,
+        booking: Booking | None = None,
     ) -> None:  # fmt: skip
         self.folder, self._expected = folder, expected
-        self.recovery = recovery or RecoveryState(folder)
+        self.booking = booking or Booking()
         self._behind = WriteBehind(RECOVERIES)
         logbook, self.evaluations, self.keys = earlier or (None, {}, {})
         self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
@@ -120,7 +120,7 @@ class RunResults:
 
     def _record(self, durations: Mapping[int, float]) -> None:
         try:
-            self.recovery.rows_saved(durations)
+            run_record.rows_saved(self.folder, durations)
         except (OSError, UserError) as error:
             log.warning(f"training continues, but how long row saves take is not recorded: {error}")
 
@@ -138,7 +138,7 @@ class RunResults:
         body |= nested(self.logbook.traffic.totals())
         if self.keys:
             body["keys"] = self.keys
-        body |= {"pls": self.recovery.pls, **self._recoveries(), **self._parent(), "evaluations": self.evaluations}
+        body |= {"pls": self.booking.pls, **self._recoveries(), **self._parent(), "evaluations": self.evaluations}
         if complete:
             body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
         try:
@@ -162,7 +162,7 @@ class RunResults:
         if not self._behind.settle(CLOSING_SECONDS):
             log.error(f"error: {self.folder / RECOVERIES}: its disk has not answered for {CLOSING_SECONDS:g} s")
         try:
-            found = self.recovery.record().recoveries
+            found = run_record.Record.read(self.folder).recoveries
         except DataError as error:
             log.error(f"error: {RESULT_NAME} lacks the run's recoveries: {error}")
             return {}

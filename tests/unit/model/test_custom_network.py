@@ -34,9 +34,8 @@ from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files import run_files
 from ssmpi.state import continued, resume, run_folder
 from ssmpi.state.checkpoint.store import Store
-from ssmpi.state.recovery import checkpoints
+from ssmpi.state.recovery import checkpoints, run_record
 from ssmpi.state.recovery.start import Supervised
-from ssmpi.state.recovery.state import RecoveryState
 from ssmpi.state.request import RunRequest
 from ssmpi.tools import plan, score
 from ssmpi.tools.export import export
@@ -312,7 +311,7 @@ def test_a_killed_job_is_started_again_without_the_file(few, tmp_path):
     ranks = request.load().topology.size
     with contextlib.ExitStack() as held:
         resume.prepare(request, ranks, held)
-    RecoveryState(tmp_path / "run").begin_start("launch")
+    run_record.begin_start(tmp_path / "run", "launch")
     (tmp_path / "net.py").unlink()
     with contextlib.ExitStack() as held:
         start = resume.prepare(dataclasses.replace(request, supervised=Supervised("launch", 2, 0.0)), ranks, held)

@@ -29,7 +29,7 @@ from ssmpi.runtime.topology import Role
 from ssmpi.state import run_lock
 from ssmpi.state.checkpoint import model_files
 from ssmpi.state.checkpoint.pending_save import make_anew
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
 from ssmpi.tools import report
 from ssmpi.tools.export import export
 from ssmpi.tools.report import plot
@@ -59,7 +59,7 @@ def model_of(folder):
     "body",
     [
         lambda folder: atomic_file.write(folder / "result.json", "{}"),
-        lambda folder: RecoveryState(folder).count_start(0),
+        lambda folder: run_record.count_start(folder, 0),
         lambda folder: model_files.move_into_place(*model_of(folder)),
     ],
     ids=["write", "record_start", "move_into_place"],

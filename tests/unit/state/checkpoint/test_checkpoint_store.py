@@ -25,7 +25,7 @@ from ssmpi.runtime.run_options import CheckpointOptions
 from ssmpi.state.checkpoint import disk, files, manager, pending_save, store
 from ssmpi.state.checkpoint.manager import CheckpointTimer
 from ssmpi.state.checkpoint.store import CheckpointManifest, Store
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
 
 OPERATIONS = (
     "make_folder",
@@ -324,12 +324,12 @@ def test_the_checksum_is_that_of_sha256sum(tmp_path):
 
 def test_a_run_that_gets_nowhere_twice_is_given_up(tmp_path):
     for examples in (0, 0, 500, 500, 700, 500):
-        RecoveryState(tmp_path).count_start(examples)
+        run_record.count_start(tmp_path, examples)
     attempts.add(tmp_path, attempts.NOT_BEGUN)  # which hides nothing
-    RecoveryState(tmp_path).count_start(500)
+    run_record.count_start(tmp_path, 500)
     with pytest.raises(UserError, match=r"the last 2 jobs of this run began after 500 examples.*attempts\.json"):
-        RecoveryState(tmp_path).count_start(500)
-    RecoveryState(tmp_path).count_start(501)
+        run_record.count_start(tmp_path, 500)
+    run_record.count_start(tmp_path, 501)
 
 
 def test_due_by_examples_or_by_time():

@@ -31,7 +31,7 @@ from ssmpi.state.checkpoint.rows.newest import Unsaved
 from ssmpi.state.checkpoint.rows.records import read_rows
 from ssmpi.state.checkpoint.rows.row_store import RowStore, path_of, remove_beyond
 from ssmpi.state.checkpoint.rows.saver import POLL_SECONDS, RowSaver, SaveSchedule
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
 from ssmpi.tools import inspect
 from ssmpi.trainer import control, embedding_ps
 from ssmpi.trainer.metrics.results import RunResults
@@ -360,18 +360,18 @@ def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatc
     timed = {"all_rows_seconds": 0.5}
     results.rows_saved([{**line, **timed}])
 
-    def full(recovery, found):
-        raise OSError(28, "No space left on device", str(recovery.run / RECOVERIES))
+    def full(run, found):
+        raise OSError(28, "No space left on device", str(run / RECOVERIES))
 
     with monkeypatch.context() as patch:
-        patch.setattr(RecoveryState, "_write", full)
+        patch.setattr(run_record, "_write", full)
         results.rows_saved([{**line, **timed}])
     assert said == [
         "training continues, but how long row saves take is not recorded: [Errno 28] No space left on device:"
         f" '{tmp_path / RECOVERIES}'"
     ]
     results.logbook.close()
-    assert RecoveryState(tmp_path).record().row_save_seconds == 0.5
+    assert run_record.Record.read(tmp_path).row_save_seconds == 0.5
     written = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [each["rows"] for each in written] == [3, 3]
 

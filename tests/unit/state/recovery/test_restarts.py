@@ -29,11 +29,10 @@ from ssmpi.runtime.topology import Topology
 from ssmpi.state import resume, run_folder
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.checkpoint.pending_save import FullDiskError
-from ssmpi.state.recovery import previous_memory, restart
+from ssmpi.state.recovery import previous_memory, restart, run_record
 from ssmpi.state.recovery.decision import FROM_BEGINNING, MEMORY, PARTIAL
 from ssmpi.state.recovery.previous_memory import MemoryPlace
 from ssmpi.state.recovery.start import ResumePlan, Supervised
-from ssmpi.state.recovery.state import Left, RecoveryState
 from ssmpi.state.request import RunRequest
 from ssmpi.tools import report
 from ssmpi.trainer.metrics.results import RunResults
@@ -51,15 +50,14 @@ def restarts(run, begun=True, clock=None, **options):
     """Of a run that the first start has begun, or not."""
     made = Restarts(run, RecoveryOptions(**options), clock or Clock())
     if begun and made.supervised:
-        RecoveryState(run).begin_start(made.supervised.launch)
+        run_record.begin_start(run, made.supervised.launch)
     return made
 
 
 def resumed(run, made, examples):
     """The newest start of a launch resumes after so many examples."""
-    state = RecoveryState(run)
-    restart.record(state, made.supervised, MEMORY)
-    state.complete(state.outcome({"examples": examples}))
+    restart.record(run, made.supervised, MEMORY)
+    run_record.complete(run, run_record.outcome(run, {"examples": examples}))
 
 
 def test_a_crash_loop_ends(tmp_path, capsys):
@@ -130,7 +128,7 @@ def test_a_run_that_has_not_begun_is_started_again_if_a_rank_was_killed(tmp_path
     may hold another run.
     """
     assert not restarts(tmp_path, begun=False).note_loss()
-    RecoveryState(tmp_path).begin_start("another launch")
+    run_record.begin_start(tmp_path, "another launch")
     made = restarts(tmp_path, begun=False)
     assert not made.note_loss()
     for _ in range(2):
@@ -185,7 +183,7 @@ def test_a_restart_does_not_ask_for_the_room_of_a_model(tmp_path, small_data, mo
         with contextlib.ExitStack() as held:
             asked = dataclasses.replace(request, supervised=Supervised("launch", start, 0.0))
             assert resume.prepare(asked, ranks, held).again == (start == 2)
-        RecoveryState(tmp_path / "run").begin_start("launch", start)
+        run_record.begin_start(tmp_path / "run", "launch", start)
         monkeypatch.setattr(disk, "free", lambda folder: 0)
     with contextlib.ExitStack() as held, pytest.raises(FullDiskError):
         resume.prepare(RunRequest(None, (), run=tmp_path / "run"), ranks, held)
@@ -213,18 +211,16 @@ def test_memory_stays_where_the_run_is_not_saved(tmp_path, capsys, mode):
 
 
 def test_the_next_launch_continues_what_the_last_one_has_left(tmp_path):
-    state = RecoveryState(tmp_path)
-    state.begin_start("launch", 3)
-    left = state.left()
-    made = Restarts(tmp_path, RecoveryOptions(), left=left)
+    run_record.begin_start(tmp_path, "launch", 3)
+    made = Restarts(tmp_path, RecoveryOptions(), left=run_record.left(tmp_path))
     assert made.supervised == ("launch", 4, made.supervised.ended, 4)
     assert not made.note_loss()  # its own first start has not begun the run
-    state.begin_start("launch", 4)
+    run_record.begin_start(tmp_path, "launch", 4)
     assert made.note_loss()
     copied = shutil.copytree(tmp_path, tmp_path / "copy")
-    assert RecoveryState(copied).left() is None  # the memory belongs to the original
+    assert run_record.left(copied) is None  # the memory belongs to the original
     (tmp_path / "result.json").write_text('{"status": "stopped"}')
-    assert state.left() is None
+    assert run_record.left(tmp_path) is None
 
 
 def test_a_start_travels_on_the_command_line():
@@ -241,7 +237,8 @@ def test_a_later_launch_removes_what_a_killed_one_has_left_in_memory(tmp_path, s
     folders = {name: memory_folder.of_launch(str(tmp_path), name) for name in ("first", "second", "third", "other")}
     made = []
     for name in ("first", "second", "third"):
-        start = restart.begin(job, ResumePlan(config), Supervised(name, 1, 0.0))
+        previous = run_record.owner(Path(config.run.folder))
+        start = restart.begin(job, ResumePlan(config, previous=previous), Supervised(name, 1, 0.0))
         made.append(start.memory if name == "second" else None)  # the others were killed
         del start
         gc.collect()
@@ -262,9 +259,8 @@ def of_one_rank(tmp_path, small_data):
     def begin(launch, start, **plan):
         (Path(config.run.folder) / ATTEMPTS).unlink(missing_ok=True)  # this run may begin as often as it likes
         gc.collect()  # no process maps what an earlier start has left
-        found = restart.begin(
-            job, ResumePlan(**{"config": config, **plan}), launch and Supervised(launch, start, 0.0, start)
-        )
+        plan = {"config": config, "previous": run_record.owner(Path(config.run.folder)), **plan}
+        found = restart.begin(job, ResumePlan(**plan), launch and Supervised(launch, start, 0.0, start))
         kept = bool(getattr(found.memory, "kept", False))
         if launch and not kept:
             found.memory.ready()
@@ -279,7 +275,7 @@ def test_what_no_memory_depends_on_may_change_between_two_launches(of_one_rank, 
     """Messages of lost ranks recommend such changes."""
     run, begin = of_one_rank
     begin("launch", 1)
-    assert begin("launch", 2, left=Left("launch", 1), config=load(run / "run.toml", (setting,)))
+    assert begin("launch", 2, ahead=True, config=load(run / "run.toml", (setting,)))
     assert setting.partition("=")[2] in (run / "run.toml").read_text()
 
 
@@ -288,13 +284,13 @@ def test_memory_on_a_host_that_the_run_came_back_to_is_stale(tmp_path, of_one_ra
     _, begin = of_one_rank
     here, there = memory_folder.of_launch(str(tmp_path), "launch"), tmp_path / "on another host"
     assert not begin("launch", 1)
-    assert begin("launch", 2, left=Left("launch", 1))
+    assert begin("launch", 2, ahead=True)
     here.rename(there)
-    assert not begin("launch", 3, left=Left("launch", 2))
+    assert not begin("launch", 3, ahead=True)
     shutil.rmtree(here)
     there.rename(here)
-    assert not begin("launch", 4, left=Left("launch", 3))
-    assert begin("launch", 5, left=Left("launch", 4))
+    assert not begin("launch", 4, ahead=True)
+    assert begin("launch", 5, ahead=True)
 
 
 def test_a_copy_of_a_run_leaves_the_memory_of_the_original(tmp_path, of_one_rank):
@@ -305,7 +301,7 @@ def test_a_copy_of_a_run_leaves_the_memory_of_the_original(tmp_path, of_one_rank
     own = shutil.copy(run / "run.toml", tmp_path / "own.toml")
     request = RunRequest(Path(own), overrides=(), overwrite=True, supervised=Supervised("other", 1, 0.0, 1))
     with contextlib.ExitStack() as held:
-        assert resume.prepare(request, 1, held).replaced == ""
+        assert resume.prepare(request, 1, held).previous == ""
     run.rename(tmp_path / "overwritten")
     shutil.copytree(tmp_path / "original", run)
     begin("other", 1)
@@ -334,7 +330,7 @@ def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named_once(tmp_p
     """However many ranks of the host have tried."""
     config = write_run_file(tmp_path, small_data, f"recovery.memory_folder={tmp_path}")
     run_folder.make(Path(config.run.folder), config, overwrite=False)
-    RecoveryState(Path(config.run.folder)).begin_start("abc")
+    run_record.begin_start(Path(config.run.folder), "abc")
     (folder := memory_folder.of_launch(str(tmp_path), "abc")).mkdir()
     (folder / "trainer-0").touch()
 
@@ -347,7 +343,7 @@ def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named_once(tmp_p
 
     monkeypatch.setattr(os, "unlink", refuse)
     job = SimpleNamespace(rank=0, size=3, agree=lambda act: act(), gather=lambda found: [found] * 3)
-    restart.begin(job, ResumePlan(config), Supervised("def", 1, 0.0))
+    restart.begin(job, ResumePlan(config, previous="abc"), Supervised("def", 1, 0.0))
     assert caplog.text.count(f"{folder} on {os.uname().nodename}, left by a launch that was killed, cannot be") == 1
 
 
@@ -357,8 +353,7 @@ def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named_once(tmp_p
 def test_a_damaged_record_of_recoveries_is_named_and_kept(tmp_path, text):
     record = tmp_path / RECOVERIES
     record.write_text(text)
-    state = RecoveryState(tmp_path)
-    for change in (lambda: state.begin_start("launch"), state.begin_timeline):
+    for change in (lambda: run_record.begin_start(tmp_path, "launch"), lambda: run_record.begin_timeline(tmp_path)):
         with pytest.raises(DamageError, match=f"{record}: .*; .*put an intact copy in its place; or move it away"):
             change()
     assert record.read_text() == text
@@ -372,29 +367,28 @@ def test_a_damaged_record_of_recoveries_is_named_and_kept(tmp_path, text):
 
 def test_a_row_save_and_a_recovery_are_both_recorded(tmp_path, monkeypatch):
     """Each on a thread of its own: the second must not read before the first has written."""
-    state, write, others = RecoveryState(tmp_path), RecoveryState._write, []
+    write, others = run_record._write, []
 
-    def write_late(self, found):
+    def write_late(run, found):
         if not others:
-            others.append(threading.Thread(target=state.add, args=({"at": "now"},)))
+            others.append(threading.Thread(target=run_record.add, args=(tmp_path, {"at": "now"})))
             others[0].start()
             others[0].join(0.5)  # it waits
-        write(self, found)
+        write(run, found)
 
-    monkeypatch.setattr(RecoveryState, "_write", write_late)
-    state.rows_saved({0: 3.0})
+    monkeypatch.setattr(run_record, "_write", write_late)
+    run_record.rows_saved(tmp_path, {0: 3.0})
     others[0].join()
-    record = state.record()
+    record = run_record.Record.read(tmp_path)
     assert (record.row_save_seconds, record.recoveries) == (3.0, [{"at": "now"}])
 
 
 def test_without_its_record_a_run_trusts_no_row_saves_of_earlier_timelines(tmp_path):
-    state = RecoveryState(tmp_path)
-    assert state.begin_timeline() == 1
+    assert run_record.begin_timeline(tmp_path) == 1
     (tmp_path / ROWS).mkdir()
-    assert state.begin_timeline() == 2
+    assert run_record.begin_timeline(tmp_path) == 2
     (tmp_path / RECOVERIES).unlink()
-    assert state.begin_timeline() > 2
+    assert run_record.begin_timeline(tmp_path) > 2
 
 
 def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
@@ -406,19 +400,18 @@ def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
 
 
 def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
-    state = RecoveryState(tmp_path)
-    state.begin_start("launch")
-    assert state.outcome({"examples": 7}) == {}  # this start is none
+    run_record.begin_start(tmp_path, "launch")
+    assert run_record.outcome(tmp_path, {"examples": 7}) == {}  # this start is none
     (tmp_path / log.LOGS).mkdir()
     (tmp_path / log.LOGS / "trainer-0.log").write_text(
         "2026-11-22 12:00:00,001 h trainer 0 | the job ends: first\n2026-11-22 12:00:01,001 h trainer 0 | no\n"
     )
     (tmp_path / log.LOGS / "trainer-1.log").write_text("2026-11-22 12:00:02,001 h trainer 1 | the job ends: last\n")
-    restart.record(state, Supervised("launch", 2, 0.0), MEMORY)
-    outcome = state.outcome({"examples": 9, "batches_repeated": 1})
-    assert state.complete({**outcome, "at": "2026-11-22T12:00:00+00:00"}) == {}  # an older one's
-    assert state.complete(outcome)["examples"] == 9
-    assert state.complete(outcome) == state.outcome({"examples": 11}) == {}  # it has one
+    restart.record(tmp_path, Supervised("launch", 2, 0.0), MEMORY)
+    outcome = run_record.outcome(tmp_path, {"examples": 9, "batches_repeated": 1})
+    assert run_record.complete(tmp_path, {**outcome, "at": "2026-11-22T12:00:00+00:00"}) == {}  # an older one's
+    assert run_record.complete(tmp_path, outcome)["examples"] == 9
+    assert run_record.complete(tmp_path, outcome) == run_record.outcome(tmp_path, {"examples": 11}) == {}  # it has one
     (only,) = json.loads((Path(tmp_path) / RECOVERIES).read_text())["recoveries"]
     assert (only["start"], only["how"], only["why"], only["lost"]) == (2, "memory", "last", "")
     assert (only["examples"], only["batches_repeated"]) == (9, 1)
@@ -426,12 +419,12 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
     assert 0 <= only["seconds"]["restore"] < 60
     monkeypatch.setattr(restart, "process_age", lambda: 0.5)
     more = {"rows_reloaded": 5, "seconds": {"load": 0.25}}
-    restart.record(state, Supervised("launch", 2, time.time() - 1), PARTIAL, "", more)
-    *_, partial = state.record().recoveries
+    restart.record(tmp_path, Supervised("launch", 2, time.time() - 1), PARTIAL, "", more)
+    *_, partial = run_record.Record.read(tmp_path).recoveries
     assert (partial["rows_reloaded"], partial["seconds"]["load"]) == (5, 0.25)
     assert 0.75 <= partial["seconds"]["ranks"] < 0.95
-    restart.record(state, Supervised("launch", 3, time.time() + 3600), FROM_BEGINNING, "it is lost")
-    *_, second = state.record().recoveries
+    restart.record(tmp_path, Supervised("launch", 3, time.time() + 3600), FROM_BEGINNING, "it is lost")
+    *_, second = run_record.Record.read(tmp_path).recoveries
     assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why
     assert second["seconds"]["ranks"] == second["seconds"]["process"] > 0  # the clock was set back meanwhile
 

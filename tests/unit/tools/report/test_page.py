@@ -16,7 +16,7 @@ from ssmpi import cli
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.host import cpu_usage
 from ssmpi.runtime.topology import Role
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
 from ssmpi.tools import report
 from ssmpi.tools.report import figures
 from ssmpi.tools.report.groups import by_settings
@@ -149,11 +149,11 @@ def test_a_page_has_every_evaluation_of_a_run(runs, undrawn, tmp_path):
 
 
 def test_a_page_says_how_a_run_went_on_after_kills(broken, undrawn, tmp_path):
-    RecoveryState(broken).begin_start("launch")
+    run_record.begin_start(broken, "launch")
     partial = {"how": "partial", "lost": "the memory of embedding_ps 1 is lost (gone)", "seconds": {"ranks": 1.5}}
     costs = {"examples": 5_000, "batches_repeated": 2, "rows_reloaded": 9_903, "samples_lost": 892, "pls": 0.0372}
     for number, each in enumerate(({**partial, **costs}, {"how": "memory", "lost": "", "seconds": {}})):
-        RecoveryState(broken).add({"start": number + 2, "at": "2026-11-22T12:00:00.000+00:00", **each})
+        run_record.add(broken, {"start": number + 2, "at": "2026-11-22T12:00:00.000+00:00", **each})
     page, *_ = write([broken], tmp_path / "page.html")
     table = page.read_text().partition("Recoveries of")[2].partition("</table>")[0]
     first, second = (re.findall("<td.*?>(.*?)</td>", row) for row in table.partition("<tbody>")[2].split("</tr>")[:2])

@@ -25,7 +25,7 @@ from ssmpi.runtime.topology import Topology
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.checkpoint.rows.row_store import RowStore
 from ssmpi.state.checkpoint.rows.saver import RowSaver
-from ssmpi.state.recovery.state import RecoveryState
+from ssmpi.state.recovery import run_record
 from ssmpi.tools import report
 from ssmpi.trainer import control
 from ssmpi.trainer.metrics.fields import FIELDS, KEYS, KINDS, RECOVERY, markdown
@@ -123,7 +123,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
     del documented[RECOVERY]  # which takes a kill: tests/contract/test_partial_recovery.py
     del documented[KEYS]  # which takes dynamic tables: tests/contract/test_dynamic_tables.py
     assert found == documented
-    assert RecoveryState(run.folder).record().row_save_seconds > 0
+    assert run_record.Record.read(run.folder).row_save_seconds > 0
     assert markdown().count("\n") == len(FIELDS) + 1
 
 

@@ -1,0 +1,212 @@
+"""``recoveries.json``, the record of a run's starts: how often it was restarted after a kill, and how it resumed each
+time. It also names the launch that the run belongs to, whose memory is the only valid one, and holds what must outlive
+all memory: the timeline of row saves, and what these take. And ``attempts.json``: where each job of the run began.
+
+The first rank writes them; anybody may read. Nothing that is read is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ssmpi.runtime.documents import parse_json
+from ssmpi.runtime.errors import DamageError, UserError, json_problem
+from ssmpi.runtime.files import atomic_file, attempts
+from ssmpi.runtime.files.run_files import ATTEMPTS, RECOVERIES, RESULT_NAME, ROWS
+from ssmpi.runtime.host.clock import process_age
+
+NOTHING: Mapping[str, Any] = MappingProxyType({"launch": "", "start": 0, "recoveries": []})  # of a run not started
+SAVING = "row_save_seconds"
+REMEDY = (
+    "it says which surviving memory and which row saves are valid: put an intact copy in its place; or move it away,"
+    " then the next start resumes from the newest checkpoint, and the run's earlier recoveries are known only to its"
+    " metrics.jsonl"
+)
+
+_writing = threading.RLock()  # row saves are recorded on a thread of their own
+
+
+class Left(NamedTuple):
+    """The last launch of a run that ended without saving it, and its last start."""
+
+    launch: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What ``recoveries.json`` holds, ``found``. Other keys than these stay there."""
+
+    found: Mapping[str, Any]
+
+    @property
+    def launch(self) -> str:
+        """The launch that the run belongs to, empty before the first."""
+        return str(self.found["launch"])
+
+    @property
+    def start(self) -> int:
+        """Its last start."""
+        return int(self.found["start"])
+
+    @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        """One record for each recovery."""
+        return list(self.found["recoveries"])
+
+    @property
+    def timeline(self) -> int:
+        """How often the run has started from a checkpoint or from the beginning. Rows saved in an earlier timeline
+        belong to training that was undone, and are ignored.
+        """
+        return int(self.found.get("timeline", 0))
+
+    @property
+    def first_start(self) -> int:
+        """The start that began the timeline, and created all memory anew: memory of an earlier one is stale, as on a
+        host where the run was before.
+        """
+        return int(self.found.get("first_start", 0))
+
+    @property
+    def row_save_seconds(self) -> float:
+        """How long a save of all rows takes: that of the slowest embedding PS, because all of them save at once; 0
+        before the first.
+        """
+        return max(map(float, self.found.get(SAVING, {}).values()), default=0.0)
+
+    @classmethod
+    def read(cls, run: Path) -> Record:
+        """That of a run folder; of a run not started if there is no file. DamageError if it cannot be read: writing it
+        anew would lose it.
+        """
+        path = run / RECOVERIES
+        try:
+            found = parse_json(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return cls(NOTHING)
+        except (OSError, ValueError) as error:
+            raise DamageError(path, json_problem(error), REMEDY) from error
+        match found:
+            case {"launch": str(), "recoveries": list()}:
+                return cls({"start": 0, **found})
+        raise DamageError(path, "not a record of recoveries", REMEDY)
+
+    def is_own(self, run: Path) -> bool:
+        """Whether it is of this run folder, and did not come here with a copy: the memory of the launch that it names
+        belongs to the original.
+        """
+        inode = run.stat().st_ino
+        return bool(self.found.get("folder", inode) == inode)
+
+    def best(self) -> int:
+        """The largest number of examples after which a start of the launch has resumed; -1 if none has."""
+        recoveries = self.recoveries[self.found.get("earlier", 0) :]
+        return max((each.get("examples", -1) for each in recoveries), default=-1)
+
+    def resumed(self) -> list[dict[str, Any]]:
+        """The recoveries after which training resumed. An earlier one without an outcome never gets one."""
+        return [each for each in self.recoveries if "restore" in each.get("seconds", {})]
+
+    def unfinished(self) -> dict[str, Any]:
+        """The last recovery if it has no outcome yet; else an empty one."""
+        last: dict[str, Any] = self.recoveries[-1] if self.recoveries else {}
+        return last if "restore" not in last.get("seconds", {"restore": 0}) else {}
+
+
+def owner(run: Path) -> str:
+    """The launch that the run belongs to; empty before the first, or if the record is not the folder's own."""
+    record = Record.read(run)
+    return record.launch if run.is_dir() and record.is_own(run) else ""
+
+
+def left(run: Path) -> Left | None:
+    """The launch whose memory is ahead of the run's checkpoints, if it has survived; None if the last launch saved the
+    run, or if the record is not the folder's own.
+    """
+    record = Record.read(run)
+    unsaved = record.launch and "folder" in record.found and record.is_own(run)
+    return Left(record.launch, record.start) if unsaved and not (run / RESULT_NAME).exists() else None
+
+
+def begin_start(run: Path, launch: str, start: int = 1) -> None:
+    """Assign the run to a start of a launch."""
+    with _writing:
+        record = Record.read(run)
+        earlier = record.found.get("earlier", 0) if launch == record.launch else len(record.recoveries)
+        folder = run.stat().st_ino
+        _write(run, {**record.found, "launch": launch, "start": start, "earlier": earlier, "folder": folder})
+
+
+def begin_timeline(run: Path, start: int = 0) -> int:
+    """Start a new timeline, with this start of its launch, and return its number."""
+    with _writing:
+        found = dict(Record.read(run).found)
+        if "timeline" not in found and (run / ROWS).exists():
+            found["timeline"] = int(time.time())  # the record is gone: no row save may belong to the new timeline
+        timeline = found.get("timeline", 0) + 1
+        _write(run, {**found, "timeline": timeline, "first_start": start})
+        return int(timeline)
+
+
+def add(run: Path, recovery: dict[str, Any]) -> None:
+    """Append a recovery."""
+    with _writing:
+        record = Record.read(run)
+        _write(run, {**record.found, "recoveries": [*record.recoveries, recovery]})
+
+
+def outcome(run: Path, more: dict[str, Any]) -> dict[str, Any]:
+    """The fields to add to the last recovery when training resumes, with the seconds taken to restore the state. Empty
+    if this start is not a recovery.
+    """
+    if not (last := Record.read(run).unfinished()):
+        return {}
+    at = last["seconds"]["process"] + last["seconds"].get("load", 0.0)  # the age of this process at that time
+    restore = max(0.0, process_age() - at)
+    return {**more, "at": last["at"], "seconds": {"restore": round(restore, 3)}}
+
+
+def complete(run: Path, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Add an ``outcome`` to the recovery that it belongs to; returns all of that one, or an empty one if it is not the
+    last or has its outcome already.
+    """
+    with _writing:
+        record = Record.read(run)
+        last = record.unfinished()
+        if not outcome or last.get("at") != outcome["at"]:
+            return {}
+        last = {**last, **outcome, "seconds": {**last["seconds"], **outcome["seconds"]}}
+        _write(run, {**record.found, "recoveries": [*record.recoveries[:-1], last]})
+        return last
+
+
+def rows_saved(run: Path, durations: Mapping[int, float]) -> None:
+    """Record how many seconds the last save of all rows took, by embedding PS: that must outlive its memory."""
+    with _writing:
+        found = Record.read(run).found
+        more = {str(server): round(seconds, 6) for server, seconds in durations.items()}
+        _write(run, {**found, SAVING: {**found.get(SAVING, {}), **more}})
+
+
+def count_start(run: Path, examples: int) -> None:
+    """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
+    before = [place for place in attempts.read(run) if place != attempts.NOT_BEGUN]
+    if before[-attempts.MOST :] == [examples] * attempts.MOST:
+        raise UserError(
+            f"{run}: the last {attempts.MOST} jobs of this run began after {examples:,} examples, as this one would,"
+            " and saved nothing later: their logs say why; if it was the time limit, raise it or lower"
+            f" checkpoint.every_minutes. Remove {run / ATTEMPTS} to try again"
+        )
+    attempts.add(run, examples)
+
+
+def _write(run: Path, found: Mapping[str, Any]) -> None:
+    atomic_file.write(run / RECOVERIES, json.dumps(found, indent=1) + "\n")
