@@ -10,7 +10,7 @@ from typing import Any
 
 from ssmpi.config import Config, differences, load
 from ssmpi.data.position import Position
-from ssmpi.data.schema import Manifest
+from ssmpi.data.schema import DatasetManifest
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.result_marker import damage, is_finished
@@ -81,7 +81,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     )  # fmt: skip
 
 
-def fitting_checkpoints(run: Path, name: str | None, config: Config, manifest: Manifest) -> tuple[Path, ...]:
+def fitting_checkpoints(run: Path, name: str | None, config: Config, manifest: DatasetManifest) -> tuple[Path, ...]:
     """The checkpoints to resume from, best first; SettingsError if the run has other settings than one of them."""
     found = usable_checkpoints(run, name)
     for path in found:

@@ -15,8 +15,8 @@ import numpy as np
 
 from ssmpi.config import Config
 from ssmpi.embedding.placement import Placement
-from ssmpi.model.network import floats_in
 from ssmpi.model.member_program import bytes_of_step, transform
+from ssmpi.model.network import floats_in
 from ssmpi.runtime.settings import SECONDS, positive
 from ssmpi.runtime.traffic import Link
 from ssmpi.state.requirements import round_cost

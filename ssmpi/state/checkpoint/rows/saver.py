@@ -184,8 +184,7 @@ class RowSaver:
             self._samples = server.samples
 
     def _seconds_left(self) -> float:
-        """Seconds until the next save; none starts before the first trainer has reported the number of samples.
-        """
+        """Seconds until the next save; none starts before the first trainer has reported the number of samples."""
         if self._samples is None or self._server.samples < 0:
             return POLL_SECONDS
         interval = self.interval
