@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 JOBS = Path(__file__).parents[3] / "jobs"
-TOOLS = ("bash", "cat", "chmod", "cksum", "dirname", "env", "grep", "id", "mkdir", "timeout", "tr")
+TOOLS = ("bash", "cat", "chmod", "cksum", "dirname", "env", "grep", "id", "mkdir", "mktemp", "rm", "timeout", "tr")
 IDENTITY = "-c", "user.name=a", "-c", "user.email=a@b.c"
 VENV = """#!/bin/sh
 [ "$1" = -c ] && exit
@@ -107,8 +107,8 @@ def test_without_python_a_script_says_so_and_ends(checkout):
 
 
 def test_folders_are_those_of_where_a_script_was_started(checkout):
-    """Data went into the checkout."""
-    command(checkout / "venv/bin/ssmpi-prepare", 'echo "$2" >> "$LOG"; exit 3')
+    """Data went into the checkout. The few rows that compile kernels are elsewhere."""
+    command(checkout / "venv/bin/ssmpi-prepare", 'case $2 in */raw) ;; *) echo "$2" >> "$LOG" ;; esac; exit 3')
     (checkout / "elsewhere").mkdir()
     words = "--venv", "../venv", "--data", "my data"
     done = start(checkout, "-c", 'cd elsewhere && exec bash ../jobs/quickstart.sh "$@"', "bash", *words)
