@@ -13,7 +13,7 @@ import importlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,12 @@ from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
 
 SAMPLE_ROWS = 200_000  # for choosing the settings
-WHOLE_VALUES = 120_000_000  # up to here all training rows are kept in memory, 8 bytes a value
+WHOLE_VALUES = 120_000_000  # up to here all training rows are kept in memory, 8 bytes a value, and solved exactly
 FIRST_STRENGTH, STRENGTH_STEP = 0.03, 3.0
 TOLERANCE = 1e-4  # of the gradient; without dense features 1e-3 is reached where the solver starts
-MOST_STEPS, MOST_PASSES = 300, 30  # of the solver, with rows in memory, and reading all shards in each
+PENALTIES = (1e-6, 1e-5, 1e-4)
+STEP_SIZES = (0.001, 0.003, 0.01, 0.03)
+MOST_PASSES = 5
 METRICS = {"log_loss": "log-loss", "ne": "NE", "auc": "AUC", "accuracy": "accuracy"}
 
 
@@ -112,21 +114,11 @@ class DesignMatrix:
                     yield shard, entry.rows
 
 
-class Regression(NamedTuple):
-    """A fitted regression: ``weights`` float64 (columns + 1,), the intercept last; the strength C of its
-    regularization, and how many steps the solver took.
-    """
+class FittedModel(NamedTuple):
+    """A fitted scikit-learn classifier and the settings that were chosen for it."""
 
-    weights: np.ndarray
-    strength: float
-    iterations: int
-
-    def probability(self, rows: DesignRows) -> np.ndarray:
-        """Of a click, float64 (rows,)."""
-        from scipy.special import expit
-
-        found: np.ndarray = expit(rows.matrix @ self.weights[:-1] + self.weights[-1])
-        return found
+    model: Any
+    settings: dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,10 +143,11 @@ def run(arguments: argparse.Namespace) -> int:
 def baseline(folder: Path, split: str = "test", whole_values: int = WHOLE_VALUES) -> dict[str, Any]:
     """Fit on ``train``, choose on ``validation``, score on ``split``; the scores as a dictionary for JSON.
 
-    Of training rows with more than ``whole_values`` ids and numbers one shard is in memory at a time.
+    Training rows with more than ``whole_values`` ids and numbers are fitted by stochastic gradient descent, shard by
+    shard.
     Raises DataError when the set is unlabelled or lacks a split, UserError when scikit-learn is not installed.
     """
-    _scikit("metrics")  # before any reading
+    _scikit("linear_model")  # before any reading
     began = time.monotonic()
     manifest = read_manifest(folder)
     if not manifest.labelled:
@@ -175,21 +168,20 @@ def baseline(folder: Path, split: str = "test", whole_values: int = WHOLE_VALUES
         for entry in manifest.split(name).shards:
             columns.check(folder, entry, manifest)
     data = DesignMatrix(folder, manifest)
-    fit = _search(data, in_memory=data.values <= whole_values)
+    fit = (_solve if data.values <= whole_values else _descend)(data)
     label, constant, regression = [], [], []
     for rows in data.shards(split):
         label.append(rows.label)
         constant.append(np.full(len(rows.label), rate))
-        regression.append(fit.probability(rows))
+        regression.append(fit.model.predict_proba(rows.matrix)[:, 1])
     truth = np.concatenate(label)
-    settings = {"solver": "lbfgs", "C": round(fit.strength, 8), "iterations": fit.iterations}
     return {
         "format": "ssmpi-baseline",
         "split": split,
         "rows": len(truth),
         "train_rows": train.rows,
         "constant": {"rate": rate, **scores(truth, np.concatenate(constant))},
-        "logistic_regression": {**settings, **scores(truth, np.concatenate(regression))},
+        "logistic_regression": {**fit.settings, **scores(truth, np.concatenate(regression))},
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -222,54 +214,59 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _search(data: DesignMatrix, *, in_memory: bool) -> Regression:
-    """Search the strength of the regularization from a middle value to the best on validation, on a sample of the
-    training rows; then go on from there with all of them.
-    """
+def _solve(data: DesignMatrix) -> FittedModel:
+    """Fit by L-BFGS; searches the regularisation strength from a middle value to the best on validation."""
     sample, held = data.head("train", SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
-    tried: dict[int, tuple[float, Regression]] = {}
 
-    def attempt(step: int) -> None:
-        found = _fit(lambda: [sample], FIRST_STRENGTH * STRENGTH_STEP**step, np.zeros(data.columns + 1), MOST_STEPS)
-        tried[step] = float(_scikit("metrics").log_loss(held.label, found.probability(held), labels=[0, 1])), found
+    def loss(step: int) -> float:
+        return _log_loss(_regression(FIRST_STRENGTH * STRENGTH_STEP**step).fit(*sample), held)
 
-    for step in (-1, 0, 1):
-        attempt(step)
-    while (best := min(tried, key=lambda step: tried[step][0])) in (min(tried), max(tried)) and len(tried) < 8:
-        attempt(best + (1 if best == max(tried) else -1))
-    start = tried[best][1]
-    whole = data.head("train", data.manifest.split("train").rows) if in_memory else None
-    found = _fit(
-        lambda: [whole] if whole else data.shards("train"), start.strength, start.weights,
-        MOST_STEPS if in_memory else MOST_PASSES,
-    )  # fmt: skip
-    return found._replace(iterations=start.iterations + found.iterations)
+    tried = {step: loss(step) for step in (-1, 0, 1)}
+    while (best := min(tried, key=lambda step: tried[step])) in (min(tried), max(tried)) and len(tried) < 8:
+        step = best + (1 if best == max(tried) else -1)
+        tried[step] = loss(step)
+    strength = round(FIRST_STRENGTH * STRENGTH_STEP**best, 8)
+    model = _regression(strength).fit(*data.head("train", data.manifest.split("train").rows))
+    return FittedModel(model, {"solver": "lbfgs", "C": strength, "iterations": int(model.n_iter_[0])})
 
 
-def _fit(parts: Callable[[], Iterable[DesignRows]], strength: float, start: np.ndarray, most: int) -> Regression:
-    """Minimize the mean log-loss of the rows in ``parts`` and the penalty 1 / (2 * strength * rows) of squared weights,
-    as scikit-learn does, by L-BFGS: at most so many steps, each of which goes through all parts.
-    """
-    from scipy.optimize import minimize
-    from scipy.special import expit
+def _regression(strength: float) -> Any:
+    return _scikit("linear_model").LogisticRegression(C=strength, max_iter=300, tol=TOLERANCE)
 
-    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        rows, total, gradient = 0, 0.0, np.zeros_like(weights)
-        for part in parts():
-            logit = part.matrix @ weights[:-1] + weights[-1]
-            total += float((np.logaddexp(0, logit) - part.label * logit).sum())
-            rows += len(part.label)
-            residual = expit(logit) - part.label
-            gradient[:-1] += part.matrix.T @ residual
-            gradient[-1] += residual.sum()
-        inner = weights[:-1] / (strength * rows)
-        gradient /= rows
-        gradient[:-1] += inner
-        return total / rows + float(inner @ weights[:-1]) / 2, gradient
 
-    options = {"maxiter": most, "maxls": 50, "gtol": TOLERANCE, "ftol": 64 * np.finfo(float).eps}
-    found = minimize(loss, start, method="L-BFGS-B", jac=True, options=options)
-    return Regression(found.x, strength, int(found.nit))
+def _descend(data: DesignMatrix) -> FittedModel:
+    """Fit by SGD, shard by shard: chooses penalty and step size on a sample, then trains while validation improves."""
+    sample, held = data.head("train", 5 * SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
+
+    def loss(setting: tuple[float, float]) -> float:
+        return _log_loss(_descent(*setting).partial_fit(*sample, classes=[0, 1]), held)
+
+    best = min(((penalty, size) for penalty in PENALTIES for size in STEP_SIZES), key=loss)
+    model = _descent(*best)
+    losses: list[float] = []
+    kept = None
+    while len(losses) < MOST_PASSES:
+        for rows in data.shards("train"):
+            model.partial_fit(*rows, classes=[0, 1])
+        losses.append(_log_loss(model, held))
+        if losses[-1] > min(losses):
+            break
+        kept = (model.coef_.copy(), model.intercept_.copy())
+    assert kept is not None
+    model.coef_, model.intercept_ = kept
+    return FittedModel(
+        model, {"solver": "sgd", "alpha": best[0], "eta0": best[1], "passes": int(np.argmin(losses)) + 1}
+    )
+
+
+def _descent(penalty: float, size: float) -> Any:
+    return _scikit("linear_model").SGDClassifier(
+        loss="log_loss", alpha=penalty, learning_rate="invscaling", eta0=size, power_t=0.1, random_state=0
+    )
+
+
+def _log_loss(model: Any, rows: DesignRows) -> float:
+    return float(_scikit("metrics").log_loss(rows.label, model.predict_proba(rows.matrix)[:, 1], labels=[0, 1]))
 
 
 def _scikit(part: str) -> Any:

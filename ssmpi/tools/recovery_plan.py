@@ -41,7 +41,7 @@ def describe(config: Config, options: Mapping[str, float], placement: Placement)
         *stated(inputs),
         f"  costs without an option are estimates: the largest embedding PS has {size}, written beside training at"
         f" {SAVE_RATE / 1e6:g} MB/s, else at {DISK_RATE / 1e6:g} MB/s;",
-        "  T_total = 56 h, T_fail = 504 h / N and O_res = 2.4 min are an example's, not this cluster's",
+        "  T_total, T_fail and O_res are an example's where neither an option nor the run file gives them",
         *explain(comparison),
     ]
     if config.checkpoint.every_minutes:

@@ -103,8 +103,7 @@ def test_settings_are_best_on_validation(prepared, report, metrics):
     assert (train.label == prepared[1]["train"][2]).all()
 
     def loss(strength):
-        found = module._fit(lambda: [train], strength, np.zeros(data.columns + 1), module.MOST_STEPS)
-        return metrics.log_loss(held.label, found.probability(held))
+        return metrics.log_loss(held.label, module._regression(strength).fit(*train).predict_proba(held.matrix)[:, 1])
 
     chosen = report["logistic_regression"]["C"]
     assert loss(chosen) <= min(loss(chosen / 3), loss(chosen * 3))
@@ -127,10 +126,11 @@ def test_ids_alone_are_fitted(tmp_path):
     assert found["ne"] < 0.95
 
 
-def test_rows_that_are_read_shard_by_shard_give_the_same(prepared, report):
+def test_descent_comes_close(prepared, report):
     found = baseline(prepared[0], whole_values=100 * 39)["logistic_regression"]
-    for name in ("C", "log_loss", "auc"):
-        assert found[name] == pytest.approx(report["logistic_regression"][name], abs=1e-4)
+    assert found["solver"] == "sgd"
+    assert 1 <= found["passes"] <= module.MOST_PASSES
+    assert found["log_loss"] == pytest.approx(report["logistic_regression"]["log_loss"], abs=0.02)
 
 
 def test_head_takes_the_same_share_of_every_shard(prepared):
@@ -177,7 +177,7 @@ def test_errors(prepared, tmp_path, monkeypatch):
     prepare(tmp_path / "whole", shards={"train": (100,)})
     with pytest.raises(DataError, match="no split 'validation'"):
         baseline(tmp_path / "whole", "train")
-    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(UserError, match=r"pip install 'ssmpi\[baseline\]'"):
         baseline(prepared[0])
 
@@ -200,7 +200,8 @@ def by_hand(folder, split):
     return columns["label"], matrix, columns["dense"]
 
 
-def test_ids_of_lists_are_pooled_by_hand(tmp_path, metrics, direct):
+@pytest.mark.parametrize("solver", ["lbfgs", "sgd"])
+def test_ids_of_lists_are_pooled_by_hand(tmp_path, solver, metrics, direct):
     """Means, sums with ids that come twice, weights, empty lists; the same regression on what was made by hand."""
     folder = make_lists_dataset(tmp_path, 600)
     split = {name: by_hand(folder, name) for name in ("train", "validation", "test")}
@@ -212,11 +213,13 @@ def test_ids_of_lists_are_pooled_by_hand(tmp_path, metrics, direct):
         (found,) = data.shards(name)
         np.testing.assert_allclose(found.matrix.toarray(), matrix[name], rtol=1e-5, atol=1e-6)
     assert data.values == 600 * 4 + read_manifest(folder).split("train").shards[0].list_ids
-    found = baseline(folder)["logistic_regression"]
+    found = baseline(folder, whole_values=data.values - (solver == "sgd"))["logistic_regression"]
+    assert found["solver"] == solver
     assert found["ne"] < 1
-    model = direct(found["C"]).fit(matrix["train"], split["train"][0])
-    probability = model.predict_proba(matrix["test"])[:, 1]
-    assert found["log_loss"] == pytest.approx(metrics.log_loss(split["test"][0], probability), abs=1e-3)
+    if solver == "lbfgs":
+        model = direct(found["C"]).fit(matrix["train"], split["train"][0])
+        probability = model.predict_proba(matrix["test"])[:, 1]
+        assert found["log_loss"] == pytest.approx(metrics.log_loss(split["test"][0], probability), abs=1e-3)
 
 
 def test_keys_are_refused_by_name(tmp_path):

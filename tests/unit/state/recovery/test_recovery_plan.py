@@ -72,7 +72,7 @@ def test_plan_states_its_inputs_and_decides(planned):
     assert re.search(r"O_save +5.4 min .*\(--save-seconds\)", text)
     assert re.search(r"O_rows +5.4 min .*\(--row-save-seconds\)", text)
     assert re.search(r"PLS +0.02 .*\(--target-pls\)", text)
-    assert "T_total = 56 h, T_fail = 504 h / N and O_res = 2.4 min are an example's" in text
+    assert "T_total, T_fail and O_res are an example's where neither an option nor the run file gives them" in text
     assert "4.01 % + 4.33 % = 8.34 %" in text
     assert "decision: partial recovery, a save every 20.2 h" in text
     assert "it costs 0.768 % of the job" in text
