@@ -48,7 +48,7 @@ few=$(mktemp -d)
 set -m  # a process group of its own
 compile_kernels "$few" > "$few/log" 2>&1 &  # while the rows are made; where it fails, the commands below say why
 set +m
-trap 'kill -- -$!; wait; rm -rf "$few"' EXIT
+trap 'kill -- -$! 2>/dev/null || :; wait; rm -rf "$few"' EXIT  # it may have ended
 [ -f "$raw/teacher.json" ] || run ssmpi-prepare synthesize "$raw" --rows "$rows" --seed 1
 run mpirun -n 2 ssmpi-prepare criteo "$raw/train.txt" --output "$shards" --split kaggle
 run ssmpi-prepare inspect "$shards"
