@@ -292,7 +292,7 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
     monkeypatch.setattr(paired, "one", lambda *of: made.append(of[1].dense) or one(*of))
     paired.measure(cases, "test", 3, tmp_path / "out.json")
     assert made == [2, 2], "the others are kept"
-    assert capsys.readouterr().out.splitlines()[-1].split()[:-4] == line[:-1]
+    assert capsys.readouterr().out.splitlines()[-1].split()[:-1] == line[:-1]
     changed = [replace(case, config=write_run_file(tmp_path, small_data, "dense.rate=0.125")) for case in cases]
     with pytest.raises(SettingsError, match=r"'as given' ran with dense\.rate = 0\.005, not 0\.125: name another"):
         paired.measure(changed, "test", 3, tmp_path / "out.json")
