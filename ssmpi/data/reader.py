@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.data import columns
-from ssmpi.data.bag_batch import BagBatch, ListReader
 from ssmpi.data.batch import Batch
+from ssmpi.data.list_reader import ListReader
 from ssmpi.data.schema import MAKE_AGAIN, DatasetManifest, open_shard, read_manifest
+from ssmpi.runtime.bags import Bags, IdRoom
 from ssmpi.runtime.errors import DamageError, DataError
 from ssmpi.runtime.settings import COUNT, require, within
 
@@ -107,22 +108,24 @@ class SplitReader:
         if rows is None:
             rows = max((block.rows for block in self.blocks), default=0)
         features = self.manifest.features
-        if features.lists:
-            return BagBatch.empty(rows, features)
-        ids, dense = (rows, len(features.sparse) - len(features.keyed)), (rows, len(features.dense))
+        dense, labels = np.empty((rows, len(features.dense)), np.float32), np.full(rows, np.nan, np.float32)
         keys = np.empty((rows, len(features.keyed)), np.int64)
-        return Batch(np.empty(ids, np.int32), np.empty(dense, np.float32), np.full(rows, np.nan, np.float32), keys)
+        if not features.lists:
+            return Batch(np.empty((rows, len(features.one_id)), np.int32), dense, labels, keys)
+        room = IdRoom(int(rows * sum(features.ids_per_row)), weighted=features.has_weights)
+        return Batch(
+            Bags(room, np.zeros(rows * len(features.sparse) + 1, np.int64), len(features.sparse)), dense, labels, keys
+        )
 
     def blank(self, rows: int) -> Batch:
         """Rows of zeros, with one id of each sparse feature, lists included, or of keyed ones the key 1."""
-        features = self.manifest.features
-        dense, labels = np.zeros((rows, len(features.dense)), np.float32), np.zeros(rows, np.float32)
-        if not features.lists:
-            ids, keys = np.zeros((rows, len(features.one_id)), np.int32), np.ones((rows, len(features.keyed)), np.int64)
-            return Batch(ids, dense, labels, keys)
-        found = BagBatch.empty(rows, features)
-        found.ids.set_zeros()
-        return BagBatch(found.ids, dense, labels)
+        batch = self.buffer(rows)
+        batch.dense[:], batch.labels[:], batch.keys[:] = 0.0, 0.0, 1
+        if isinstance(batch.ids, Bags):
+            batch.ids.set_zeros()
+        else:
+            batch.ids[:] = 0
+        return batch
 
     def means(self, most: int = 8192) -> np.ndarray:
         """Means of the dense features over the first rows, at most so many of the first shard; float32 (features,)."""
@@ -136,8 +139,8 @@ class SplitReader:
         try:
             places = self._places(block.shard)
             with path.open("rb", buffering=0) as file:
-                if isinstance(out, BagBatch):
-                    self._lists.read(file, places, block.start, out)
+                if isinstance(out.ids, Bags):
+                    self._lists.read(file, places, block.start, out.ids)
                 elif "ids" in places:
                     columns.read_rows(file, places["ids"][0], block.start, out.ids)
                 for name, into in (("dense", out.dense), ("keys", out.keys)):

@@ -6,18 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ssmpi.embedding.bag_lookup import BagLookup
 from ssmpi.embedding.key_lookup import DistinctIds, KeyLookup
 from ssmpi.embedding.lookup import Lookup, LookupBuffers, Room, all_mapped
 from ssmpi.embedding.lookup_by_key import LookupByKey
 from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.pooled_lookup import PooledLookup
 from ssmpi.embedding.pooling import pooled_tables
 from ssmpi.embedding.table import RowOptions
 from ssmpi.runtime.bags import Bags
@@ -144,17 +141,14 @@ class Lookups:
             count += ids.features  # their shared rows
         self._room = room = Room(max(len(ids), self._room.batch), max(count, self._room.ids, 1))
         buffers, mapped = LookupBuffers(room.ids, width), self._transport.mapped
-        kind = partial(self._kind(ids), room, placement, width, buffers, mapped)
-        self._lookups = cycle([kind() for _ in range(2)])
-
-    def _kind(self, ids: Ids) -> Callable[..., Lookup]:
-        """The kind of lookup for ids as these."""
-        if not isinstance(ids, Bags):
-            return LookupByKey if isinstance(ids, DistinctIds) else Lookup
-        if all_mapped(self._placement, self._transport.mapped):
-            return BagLookup
-        pooled = pooled_tables(self._placement, self._options, ids)
-        return partial(PooledLookup, pooled=pooled) if pooled.any() else BagLookup
+        if isinstance(ids, DistinctIds):
+            self._lookups = cycle([LookupByKey(room, placement, width, buffers, mapped) for _ in range(2)])
+            return
+        pooled = None
+        if isinstance(ids, Bags) and not all_mapped(placement, mapped):
+            tables = pooled_tables(placement, self._options, ids)
+            pooled = tables if tables.any() else None
+        self._lookups = cycle([Lookup(room, placement, width, buffers, mapped, pooled) for _ in range(2)])
 
 
 MakeLookups = Callable[[RowTransport, Placement, RowOptions, int, PrefetchedRows | None, KeyLookup | None], Lookups]

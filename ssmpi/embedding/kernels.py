@@ -1,5 +1,8 @@
 """The inner loops of pull and push, compiled and run without the GIL. Rows are float32 (rows, width).
 
+The order of every sum is fixed, in float32: the vector of a bag is 0 plus weight times row of each id, in the order of
+the ids; the gradient of a row is 0 plus weight times gradient for each of its ids, in the order of the batch.
+
 Row numbers are int32 positions in one PS's arena (``table``). Only two functions check them: ``route``, which reads the
 ids of the data, and ``out_of_range``, with which a server checks a client's request.
 """
@@ -158,64 +161,32 @@ def _enter(
 @njit(cache=True, nogil=True)
 def route(
     ids: np.ndarray,
-    limits: np.ndarray,
-    strides: np.ndarray,
-    owners: np.ndarray,
-    bases: np.ndarray,
-    keys: np.ndarray,
-    places: np.ndarray,
+    bags: np.ndarray,
+    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    slots: tuple[np.ndarray, np.ndarray],
     rows: np.ndarray,
     inverse: np.ndarray,
     starts: np.ndarray,
 ) -> int:
     """Turn ids into the unique rows to request from each PS.
 
-    ids int32 (n,), feature ``i % features`` at position i; limits, strides int64 (features,); owners int32 and bases
-    int64 (features, most parts); ``keys`` int64 and ``places`` int32 are a hash table of a power of two >= 2n slots
-    with every key EMPTY, before and after the call. Writes ``rows`` int32 (>= n,): unique rows, those of PS p at
-    [starts[p], starts[p+1]) in order of first appearance; ``inverse`` int32 (n,): the index in ``rows`` of each id's
-    row; ``starts`` int64 (PSs + 1,). Returns the position of the first id outside its table, or -1.
-    """
-    features = limits.shape[0]
-    unique = 0
-    starts[:] = 0
-    order = np.empty(ids.shape[0], np.int64)
-    for i in range(ids.shape[0]):
-        f = i % features
-        value = np.int64(ids[i])
-        if value < 0 or value >= limits[f]:
-            keys[:] = EMPTY
-            return i
-        part = value % strides[f]
-        owner = owners[f, part]
-        key = (np.int64(owner) << 32) | (bases[f, part] + value // strides[f])
-        place, unique = _enter(keys, places, order, starts, key, unique)
-        inverse[i] = place
-    by_owner(order[:unique], keys, rows, inverse, starts)
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def route_bags(
-    ids: np.ndarray,
-    bags: np.ndarray,
-    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    found: tuple[np.ndarray, np.ndarray],
-    rows: np.ndarray,
-    inverse: np.ndarray,
-    starts: np.ndarray,
-) -> int:
-    """As ``route``, of bags: ids int32, those of bag b at [bags[b], bags[b + 1]), of feature ``b % features``;
-    ``inverse`` begins with the first id of the first bag. tables: limits, strides, owners, bases; found: keys, places.
+    ids int32: those of bag b are at [bags[b], bags[b + 1]), of feature ``b % features``; without ``bags`` int64, each
+    id is a bag. tables: limits, strides int64 (features,), owners int32 and bases int64 (features, most parts);
+    slots: keys int64 and places int32, a hash table of a power of two >= 2n slots with every key EMPTY, before and
+    after the call. Writes ``rows`` int32 (>= n,): unique rows, those of PS p at [starts[p], starts[p+1]) in order of
+    first appearance; ``inverse`` int32 (n,): the index in ``rows`` of each id's row, from the first bag's on;
+    ``starts`` int64 (PSs + 1,). Returns the position of the first id outside its table, or -1.
     """
     limits, strides, owners, bases = tables
-    keys, places = found
-    features, first, unique = limits.shape[0], bags[0], 0
+    keys, places = slots
+    features, unique, one_each = limits.shape[0], 0, bags.size == 0
+    count, first = (ids.size, 0) if one_each else (bags.size - 1, bags[0])
     starts[:] = 0
-    order = np.empty(bags[-1] - first, np.int64)
-    for b in range(bags.shape[0] - 1):
+    order = np.empty(inverse.size, np.int64)
+    for b in range(count):
         f = b % features
-        for i in range(bags[b], bags[b + 1]):
+        begin, end = (b, b + 1) if one_each else (bags[b], bags[b + 1])
+        for i in range(begin, end):
             value = np.int64(ids[i])
             if value < 0 or value >= limits[f]:
                 keys[:] = EMPTY
@@ -274,17 +245,53 @@ def _clear(keys: np.ndarray, present: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def sum_by_row(gradients: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
-    """out[k] = sum of gradients[i] over inverse[i] == k, in order of i: an id that occurs twice is one update.
-
-    gradients (ids, width) or (batch, features, width): reshaping here, in compiled code, does not hold the GIL.
+def pool(rows: np.ndarray, places: np.ndarray, bags: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
+    """out[b] = sum of weights[i] * rows[places[i]] over bags[b] <= i < bags[b + 1]; places and weights (empty if all
+    are 1) begin with the first bag's.
     """
-    flat = gradients.reshape(inverse.shape[0], out.shape[1])
-    out[:] = 0.0
-    for i in range(inverse.shape[0]):
-        k = inverse[i]
+    first = bags[0]
+    for b in range(out.shape[0]):
         for j in range(out.shape[1]):
-            out[k, j] += flat[i, j]
+            out[b, j] = 0.0
+        for i in range(bags[b] - first, bags[b + 1] - first):
+            row = places[i]
+            if weights.size:
+                weight = weights[i]
+                for j in range(out.shape[1]):
+                    out[b, j] += weight * rows[row, j]
+            else:
+                for j in range(out.shape[1]):
+                    out[b, j] += rows[row, j]
+
+
+@njit(cache=True, nogil=True)
+def sum_by_row(
+    gradients: np.ndarray, places: np.ndarray, bags: np.ndarray, weights: np.ndarray, out: np.ndarray
+) -> None:
+    """out[k] = sum of weights[i] * gradients[b] over the ids i of all bags b with places[i] == k, in order of i: an id
+    that occurs twice is one update. ``bags`` and ``weights`` as in ``pool``; without bags each id has a gradient.
+
+    gradients (bags, width) or (batch, features, width): reshaping here, in compiled code, does not hold the GIL.
+    """
+    out[:] = 0.0
+    if bags.size == 0:
+        flat = gradients.reshape(places.shape[0], out.shape[1])
+        for i in range(places.shape[0]):
+            k = places[i]
+            for j in range(out.shape[1]):
+                out[k, j] += flat[i, j]
+        return
+    by_bag, first = gradients.reshape(bags.size - 1, out.shape[1]), bags[0]
+    for b in range(bags.size - 1):
+        for i in range(bags[b] - first, bags[b + 1] - first):
+            row = places[i]
+            if weights.size:
+                weight = weights[i]
+                for j in range(out.shape[1]):
+                    out[row, j] += weight * by_bag[b, j]
+            else:
+                for j in range(out.shape[1]):
+                    out[row, j] += by_bag[b, j]
 
 
 @njit(cache=True, nogil=True)

@@ -31,8 +31,8 @@ class HasKeys(Protocol):
     """The part of a batch that is needed."""
 
     @property
-    def ids(self) -> np.ndarray:
-        """int32 (batch, features with one id)."""
+    def ids(self) -> Any:
+        """int32 (batch, features with one id): there are no lists beside keys."""
 
     @property
     def keys(self) -> np.ndarray:

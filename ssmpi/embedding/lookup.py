@@ -1,4 +1,4 @@
-"""The rows of one batch: the unique rows, and the rows as the model reads them, one per id."""
+"""The rows of one batch: the unique rows, and the rows as the model reads them, one per id or pooled by bag."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from ssmpi.embedding import kernels, lookup_kernels, wire
 from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.pooling_plan import PoolingPlan
+from ssmpi.runtime.bags import Bags
 from ssmpi.runtime.compiled.aligned import aligned
 from ssmpi.runtime.compiled.kernel_args import KernelArgs
 from ssmpi.runtime.protocols import MPIRequest, Request
@@ -38,14 +40,16 @@ class LookupBuffers:
 
 class Lookup:
     """The rows of one batch, in flight or arrived. ``unique_count`` is the number of unique rows; after their arrival
-    ``values`` float32 (batch, features, dim) has a row per id. ``mapped`` are the weights and optimizer state of each
+    ``values`` float32 (batch, features, dim) has a row per id, or the pooled rows of each bag, zeros for an empty one.
+    ``mapped`` are the weights and optimizer state of each
     PS in turn, empty arrays where this process has not mapped them; ``all_mapped`` if it has all of them, so that there
-    is nothing to wait for.
+    is nothing to wait for. ``pooled`` bool (features,): whose bags PSs pool if their rows are not mapped here.
     """
 
     def __init__(
-        self, room: Room, placement: Placement, width: int, buffers: LookupBuffers, mapped: Sequence[np.ndarray]
-    ) -> None:
+        self, room: Room, placement: Placement, width: int, buffers: LookupBuffers, mapped: Sequence[np.ndarray],
+        pooled: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         self._features = len(placement.cardinalities)
         batch, most = room
         self.rows, self._inverse = np.empty(most, np.int32), np.empty(most, np.int32)
@@ -56,6 +60,8 @@ class Lookup:
         self.mapped = [bool(array.size) for array in mapped[::2]]
         self.all_mapped = all_mapped(placement, mapped)
         self.requests: list[MPIRequest] = []
+        self._bags = np.empty(0, np.int64), np.empty(0, np.float32)  # where they begin, and the weights of their ids
+        self._pooling = None if pooled is None else PoolingPlan(most, width, self.mapped, pooled)
         self._args = KernelArgs(
             (),
             (
@@ -70,32 +76,44 @@ class Lookup:
             self.batch, self.values, self._count = batch, self._values[:batch], batch * self._features
 
     def pull(self, ids: Any) -> int:
-        """Route ids int32 (batch, features) to PSs and fetch the rows that this process can access. Returns the number
-        of unique rows, ``unique_count``; for an id outside its table, -1 minus its position.
+        """Route ids int32 (batch, features), or ``Bags``, to PSs and fetch the rows that this process can access. Bags
+        must not change until their gradients have been pushed. Returns the number of unique rows, ``unique_count``;
+        for an id outside its table, -1 minus its position.
         """
         self.fit(len(ids))
-        self.unique_count = count = lookup_kernels.pull(self._args.words, ids, self.all_mapped)
+        flat = ids
+        if isinstance(ids, Bags):
+            self._bags, flat = (ids.starts, ids.weights[ids.starts[0] : ids.starts[-1]]), ids.ids
+            self._count = ids.size
+        self.unique_count = count = lookup_kernels.pull(self._args.words, flat, *self._bags, self.all_mapped)
+        if count >= 0 and self._pooling:
+            self._pooling.plan(self.starts, self._inverse[: self._count], *self._bags)
         return count
 
     def expand(self) -> None:
-        """Fill ``values`` from the unique rows, which have arrived."""
-        lookup_kernels.expand_rows(self._args.words, self._count)
+        """Fill ``values`` from the rows, which have arrived."""
+        if self._pooling:
+            self._pooling.expand(self.unique, self.values)
+        else:
+            lookup_kernels.expand(self._args.words, self._count, *self._bags)
 
     def push(self, gradients: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
         """Sum gradients float32 (batch, features, width) with respect to ``values`` by row, and update the rows that
         this process can access by an optimizer's numbers, at ``factor`` times the learning rate.
         """
-        lookup_kernels.push(self._args.words, gradients, optimizer, factor)
+        lookup_kernels.push(self._args.words, gradients, *self._bags, optimizer, factor)
 
     def summed(self, gradients: np.ndarray) -> np.ndarray:
         """Gradients (as in ``push``) summed by row, float32 (unique rows, width); valid until another lookup of this
         thread sums its own.
         """
-        lookup_kernels.sum_gradients(self._args.words, gradients)
+        lookup_kernels.sum_gradients(self._args.words, gradients, *self._bags)
         return self._summed[: self.unique_count]
 
     def request(self, server: int) -> Request:
-        """The rows to ask a PS for, and their places in ``unique``."""
+        """What to ask a PS for, and where its reply goes: its rows, to their places in ``unique``, or as planned."""
+        if self._pooling:
+            return self._pooling.request(server, self.rows)
         rows = slice(int(self.starts[server]), int(self.starts[server + 1]))
         return Request(wire.PULL, self.rows[rows], self.unique[rows])
 
@@ -104,8 +122,12 @@ class Lookup:
         return []
 
     def bag_pushes(self, gradients: np.ndarray, factor: float, times: np.ndarray | None) -> dict[int, np.ndarray]:
-        """None: each PS gets the gradients of its rows."""
-        return {}
+        """The PUSH_BAGS messages, by PS, to those that pool; ``times``: occurrences of the unique rows, or None.
+        ``summed`` has been called for the same gradients. The others get the gradients of their rows.
+        """
+        if not self._pooling:
+            return {}
+        return self._pooling.pushes(self.rows, gradients, self._summed, factor, times)
 
     @property
     def parts(self) -> list[slice]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from ssmpi.embedding.kernels import gather, route, sum_by_row
+from ssmpi.embedding.kernels import gather, pool, route, sum_by_row
 from ssmpi.embedding.key_kernels import NOT_FOUND
 from ssmpi.embedding.key_lookup_kernels import route_distinct
 from ssmpi.embedding.row_optimizers import update
@@ -21,21 +21,32 @@ LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, UNIQUE, VAL
 
 
 @njit(cache=True, nogil=True)
-def pull(args: np.ndarray, ids: np.ndarray, whole: bool) -> int:
-    """Find the unique rows of ids int32 (batch, features) and copy the accessible ones to UNIQUE; if ``whole``, all
-    are accessible and are copied to VALUES too. Returns the number of unique rows, or -1 minus the position of the
-    first id outside its table.
+def pull(args: np.ndarray, ids: np.ndarray, bags: np.ndarray, weights: np.ndarray, whole: bool) -> int:
+    """Find the unique rows of a batch and copy the accessible ones to UNIQUE; if ``whole``, all are accessible and
+    VALUES are filled too. Ids are int32 (batch, features), or those of ``bags`` as in ``kernels.pool``. Returns the
+    number of unique rows, or -1 minus the position of the first id outside its table.
     """
-    limits, starts = array_at(args, LIMITS, np.int64), array_at(args, STARTS, np.int64)
-    owners, bases = array_at(args, OWNERS, np.int32), array_at(args, BASES, np.int64)
-    features, most = limits.size, owners.size // limits.size
-    inverse = array_at(args, INVERSE, np.int32)
-    bad = route(
-        ids.reshape(ids.size), limits, array_at(args, STRIDES, np.int64), owners.reshape(features, most),
-        bases.reshape(features, most), array_at(args, KEYS, np.int64), array_at(args, PLACES, np.int32),
-        array_at(args, ROWS, np.int32), inverse[: ids.size], starts,
-    )  # fmt: skip
-    return -1 - bad if bad >= 0 else _fetch(args, ids.size, whole)
+    starts, flat, count = array_at(args, STARTS, np.int64), ids.reshape(ids.size), ids.size
+    if bags.size:
+        count = bags[-1] - bags[0]
+    slots = array_at(args, KEYS, np.int64), array_at(args, PLACES, np.int32)
+    rows, inverse = array_at(args, ROWS, np.int32), array_at(args, INVERSE, np.int32)[:count]
+    bad = route(flat, bags, _tables(args), slots, rows, inverse, starts)
+    if bad >= 0:
+        return -1 - bad
+    _fetch(args)
+    if whole:
+        expand(args, count, bags, weights)
+    return starts[-1]
+
+
+@njit(cache=True, nogil=True)
+def _tables(args: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Limits, strides, owners and bases, as ``route`` has them."""
+    limits, owners = array_at(args, LIMITS, np.int64), array_at(args, OWNERS, np.int32)
+    shape = limits.size, owners.size // limits.size
+    bases = array_at(args, BASES, np.int64)
+    return limits, array_at(args, STRIDES, np.int64), owners.reshape(shape), bases.reshape(shape)
 
 
 @njit(cache=True, nogil=True)
@@ -45,57 +56,70 @@ def pull_distinct(
     """As ``pull``, of the distinct ids of a ``batch`` of so many rows (the room of ``key_lookup_kernels``), some of
     which are ``awaited``, see ``route_distinct``.
     """
-    limits, starts = array_at(args, LIMITS, np.int64), array_at(args, STARTS, np.int64)
-    owners, bases = array_at(args, OWNERS, np.int32), array_at(args, BASES, np.int64)
-    features, most = limits.size, owners.size // limits.size
-    tables = limits, array_at(args, STRIDES, np.int64), owners.reshape(features, most), bases.reshape(features, most)
-    inverse = array_at(args, INVERSE, np.int32)[: features * batch]
+    tables, starts = _tables(args), array_at(args, STARTS, np.int64)
+    count = tables[0].size * batch
+    inverse = array_at(args, INVERSE, np.int32)[:count]
     bad = route_distinct(room, tables, awaited, (array_at(args, ROWS, np.int32), inverse, starts))
-    return -1 - bad if bad >= 0 else _fetch(args, inverse.size, whole)
+    if bad >= 0:
+        return -1 - bad
+    _fetch(args)
+    if whole:
+        _expand_rows(args, count)
+    return starts[-1]
 
 
 @njit(cache=True, nogil=True)
-def _fetch(args: np.ndarray, count: int, whole: bool) -> int:
-    """Copy the accessible ones of the rows that are found, and if ``whole`` all of them for ``count`` ids; how many
-    there are.
-    """
+def _fetch(args: np.ndarray) -> None:
+    """Copy the accessible ones of the unique rows."""
     unique, starts, rows = by_row(args, UNIQUE), array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32)
     for server in range(starts.size - 1):
         weights = array_at(args, MAPPED + 4 * server, np.float32)
         if weights.size:
             part, width = slice(starts[server], starts[server + 1]), unique.shape[1]
             gather(weights.reshape(weights.size // width, width), rows[part], unique[part])
-    if whole:
-        expand_rows(args, count)
-    return starts[-1]
 
 
 @njit(cache=True, nogil=True)
-def expand_rows(args: np.ndarray, count: int) -> None:
-    """Copy the unique rows, which have arrived, to VALUES for ``count`` ids."""
+def expand(args: np.ndarray, count: int, bags: np.ndarray, weights: np.ndarray) -> None:
+    """Fill VALUES from the unique rows, which have arrived: one for each of ``count`` ids, or pooled by bag."""
+    if bags.size == 0:
+        _expand_rows(args, count)
+        return
+    unique = by_row(args, UNIQUE)
+    values = array_at(args, VALUES, np.float32)[: (bags.size - 1) * unique.shape[1]]
+    pool(unique, array_at(args, INVERSE, np.int32), bags, weights, values.reshape(bags.size - 1, unique.shape[1]))
+
+
+@njit(cache=True, nogil=True)
+def _expand_rows(args: np.ndarray, count: int) -> None:
+    """As ``expand``, without bags."""
     unique, values = by_row(args, UNIQUE), array_at(args, VALUES, np.float32)
     by_id = values.reshape(values.size // unique.shape[1], unique.shape[1])
     gather(unique, array_at(args, INVERSE, np.int32)[:count], by_id[:count])
 
 
 @njit(cache=True, nogil=True)
-def sum_gradients(args: np.ndarray, gradients: np.ndarray) -> None:
+def sum_gradients(args: np.ndarray, gradients: np.ndarray, bags: np.ndarray, weights: np.ndarray) -> None:
     """Sum gradients float32 (batch, features, width) with respect to VALUES by row, into SUMMED."""
     summed, width = array_at(args, SUMMED, np.float32), gradients.shape[2]
     unique, count = array_at(args, STARTS, np.int64)[-1], gradients.size // width
+    if bags.size:
+        count = bags[-1] - bags[0]
     rows = summed[: unique * width].reshape(unique, width)
-    sum_by_row(gradients, array_at(args, INVERSE, np.int32)[:count], rows)
+    sum_by_row(gradients, array_at(args, INVERSE, np.int32)[:count], bags, weights, rows)
 
 
 @njit(cache=True, nogil=True)
-def push(args: np.ndarray, gradients: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
+def push(
+    args: np.ndarray, gradients: np.ndarray, bags: np.ndarray, weights: np.ndarray, optimizer: np.ndarray, factor: float
+) -> None:
     """Sum the gradients, then update all accessible rows by the numbers of an ``optimizer``."""
-    sum_gradients(args, gradients)
-    update_rows(args, optimizer, factor)
+    sum_gradients(args, gradients, bags, weights)
+    _update_rows(args, optimizer, factor)
 
 
 @njit(cache=True, nogil=True)
-def update_rows(args: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
+def _update_rows(args: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
     """Update all accessible rows by SUMMED and the numbers of an ``optimizer``."""
     starts, rows, summed = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32), by_row(args, SUMMED)
     for server in range(starts.size - 1):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.embedding import bag_kernels, kernels, wire
+from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.table import Arena, Saver
 from ssmpi.runtime.files.run_files import checkpoint_number
 from ssmpi.runtime.mpi.push_counts import COUNT, AppliedPushes
@@ -77,7 +77,7 @@ class EmbeddingServer:
         buffer = self._service.buffer((single + bags) * width * 4)
         values = buffer.view(np.float32).reshape(single + bags, width)
         kernels.gather(self.arena.weights, asked.singles, values)
-        bag_kernels.pool(self.arena.weights, asked.rows, asked.ends, asked.weights, values[single:])
+        kernels.pool(self.arena.weights, asked.rows, asked.ends, asked.weights, values[single:])
         self._service.reply(source, thread, buffer)
 
     def _push_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
@@ -88,7 +88,7 @@ class EmbeddingServer:
         summed = np.empty((len(rows), width), np.float32)
         summed[: len(singles.rows)] = singles.gradients
         of_bags = summed[len(singles.rows) :]
-        bag_kernels.sum_by_row(bags.gradients, bags.places, bags.ends, bags.weights, of_bags)
+        kernels.sum_by_row(bags.gradients, bags.places, bags.ends, bags.weights, of_bags)
         times = None
         if singles.times is not None:
             times = np.concatenate([singles.times, np.empty(len(bags.rows), np.int32)])

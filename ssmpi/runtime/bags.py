@@ -60,6 +60,12 @@ class Bags:
         """The ids of a feature whose bags have one id each, int32 (rows,)."""
         return self.ids[self.starts[feature : -1 : self.features]]
 
-    def part(self, start: int, stop: int) -> Bags:
-        """Rows ``start`` to ``stop``, as a view."""
+    def __getitem__(self, rows: slice) -> Bags:
+        """Some rows, ``start`` to ``stop``, as a view."""
+        start, stop, _ = rows.indices(len(self))
         return Bags(self.room, self.starts[start * self.features : stop * self.features + 1], self.features)
+
+    def like(self, rows: int) -> Bags:
+        """Fresh bags for so many rows, in a room of their own."""
+        room = IdRoom(rows * (self.size // max(1, len(self))), weighted=self.room.weighted)
+        return Bags(room, np.zeros(rows * self.features + 1, np.int64), self.features)

@@ -150,9 +150,8 @@ def route(ids, plan, hash_table=None):
     slots = 1 << (2 * n - 1).bit_length()
     keys, places = hash_table or (np.full(slots, kernels.EMPTY, np.int64), np.empty(slots, np.int32))
     rows, inverse, starts = np.empty(n, np.int32), np.empty(n, np.int32), np.zeros(plan.servers + 1, np.int64)
-    bad = kernels.route(
-        ids.reshape(-1), plan.limits, plan.strides, plan.owners, plan.bases, keys, places, rows, inverse, starts
-    )
+    tables, no_bags = (plan.limits, plan.strides, plan.owners, plan.bases), np.empty(0, np.int64)
+    bad = kernels.route(ids.reshape(-1), no_bags, tables, (keys, places), rows, inverse, starts)
     return bad, rows, inverse, starts, (keys, places)
 
 
@@ -195,7 +194,7 @@ def test_gather_and_sum_by_row_are_each_others_transpose(generator):
     unique, gradients = normal(generator, 6, 3), normal(generator, 40, 3)
     out, summed = np.empty((40, 3), np.float32), np.full((6, 3), np.nan, np.float32)
     kernels.gather(unique, inverse, out)
-    kernels.sum_by_row(gradients, inverse, summed)
+    kernels.sum_by_row(gradients, inverse, np.empty(0, np.int64), np.empty(0, np.float32), summed)
     np.testing.assert_array_equal(out, unique[inverse])
     expected = np.zeros((6, 3))
     np.add.at(expected, inverse, gradients.astype(float))
