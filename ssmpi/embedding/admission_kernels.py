@@ -20,6 +20,7 @@ from ssmpi.embedding.key_kernels import (
     RESERVED,
     ROOM,
     SEEN,
+    SHARED_ID,
     SIGHTING_SLOTS,
     USED,
     find,
@@ -202,11 +203,18 @@ def _admit(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def numbers_of(
-    rows: np.ndarray, asked: np.ndarray, bases: np.ndarray, step: int, missing: int, out: np.ndarray
-) -> None:
-    """Write what a PS answers to ``out`` int32 (n,): base of the table + row * ``step``, of the ``rows`` of what is
-    ``asked``.
+def ids_of(rows: np.ndarray, own: tuple[int, int], out: np.ndarray) -> None:
+    """Write the ids of rows of keys, int64 (n,), to ``out`` int32 (n,); ``own``: number of the PS, and of all PSs."""
+    for i in range(rows.size):
+        out[i] = SHARED_ID if rows[i] == NOT_FOUND else rows[i] * own[1] + own[0]
+
+
+@njit(cache=True, nogil=True)
+def gather_keys(weights: np.ndarray, rows: np.ndarray, asked: np.ndarray, bases: np.ndarray, out: np.ndarray) -> None:
+    """Copy the ``rows`` of what is ``asked``, counted from the bases of their tables, to ``out`` float32 (>= n, width);
+    where there is none, the table's first.
     """
     for i in range(rows.size):
-        out[i] = missing if rows[i] == NOT_FOUND else bases[asked[i, 1]] + rows[i] * step
+        r = bases[asked[i, 1]] + max(rows[i], 0)
+        for j in range(weights.shape[1]):
+            out[i, j] = weights[r, j]

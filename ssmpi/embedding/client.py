@@ -13,7 +13,6 @@ import numpy as np
 
 from ssmpi.embedding.key_lookup import DistinctIds, KeyLookup
 from ssmpi.embedding.lookup import Lookup, LookupBuffers, Room, all_mapped
-from ssmpi.embedding.lookup_by_key import LookupByKey
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooling import pooled_tables
 from ssmpi.embedding.table import RowOptions
@@ -138,12 +137,9 @@ class Lookups:
         placement, width = self._placement, self._options.layout.width
         count = ids.size * 5 // 4 if isinstance(ids, Bags) else ids.size
         if isinstance(ids, DistinctIds):
-            count += ids.features  # their shared rows
+            count += ids.features + placement.servers + count // width  # shared rows, and the ids of awaited keys
         self._room = room = Room(max(len(ids), self._room.batch), max(count, self._room.ids, 1))
         buffers, mapped = LookupBuffers(room.ids, width), self._transport.mapped
-        if isinstance(ids, DistinctIds):
-            self._lookups = cycle([LookupByKey(room, placement, width, buffers, mapped) for _ in range(2)])
-            return
         pooled = None
         if isinstance(ids, Bags) and not all_mapped(placement, mapped):
             tables = pooled_tables(placement, self._options, ids)

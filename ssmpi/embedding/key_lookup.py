@@ -63,6 +63,7 @@ class DistinctIds:
         most, slots = rows * features, 1 << max(4, (4 * rows - 1).bit_length())
         kinds = [(most + 1, np.int64), (most, np.int32), (features, np.int64), (most, np.int32), (slots, np.int32)]
         kinds += [(most, np.int64), (most, np.int64), (3 * most, np.int64), (servers + 1, np.int64)]
+        kinds += [(most, np.int32), (features, np.int64)]
         self._arrays = [np.empty(size, kind) for size, kind in kinds]
         self.words = KernelArgs((), self._arrays)
 
@@ -83,7 +84,7 @@ class DistinctIds:
         """Of so many keys that were missed, ordered by PS, places int64 (missed,), what to ask for, int64 (missed, 3),
         and where each PS's begin, int64 (servers + 1,).
         """
-        *_, order, asked, starts = self._arrays
+        order, asked, starts = self._arrays[6:9]
         return order[:missed], asked[: 3 * missed].reshape(missed, 3), starts
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -107,23 +108,25 @@ class KeyLookup:
         self._mapped = [bool(maps and maps[0].size) for maps in tables.maps]
         self._far = [not mapped for mapped in self._mapped]
         self._maps = KernelArgs((), [array for pair in by_feature for array in pair])
-        self._ids = DistinctIds(0, features, self._servers)
+        self._rooms = [DistinctIds(0, features, self._servers) for _ in range(2)]  # of two lookups in flight
 
     def ids(self, batch: HasKeys, *, again: int = 0) -> DistinctIds:
-        """Those of a batch, valid until the next call. Its first rows, as many as are looked up ``again``, do not
-        count.
+        """Those of a batch, valid until the next call but one. Its first rows, as many as are looked up ``again``, do
+        not count.
         """
         rows = len(batch.keys)
         again = min(again, rows) if self._counts else rows
-        if not self._ids.fits(rows):
-            self._ids = DistinctIds(rows, self._ids.features, self._servers)
+        ids = self._rooms.pop(0)
+        if not ids.fits(rows):
+            ids = DistinctIds(rows, ids.features, self._servers)
+        self._rooms.append(ids)
         missed = key_lookup_kernels.translate(
-            self._maps.words, self._ids.words.words, self._servers, self._sources, (batch.ids, batch.keys), again
+            self._maps.words, ids.words.words, self._servers, self._sources, (batch.ids, batch.keys), again
         )
-        self._ids.awaited = NOTHING_AWAITED
+        ids.awaited = NOTHING_AWAITED
         if missed and (again < rows or any(self._far)):
-            self._ask(self._ids, missed, again)
-        return self._ids
+            self._ask(ids, missed, again)
+        return ids
 
     def _ask(self, ids: DistinctIds, missed: int, again: int) -> None:
         """Of the keys that were ``missed``, ask for those of mapped PSs, if any rows count, and fill in their ids. The

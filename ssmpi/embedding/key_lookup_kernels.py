@@ -20,8 +20,9 @@ AWAITED = -2  # in place of the id of a key whose PS is asked together with its 
 
 # Places in the room of a batch: distinct values, their ids, how many of them each feature has; which one is at each
 # position; the table that finds them; places of unknown keys, then those in the order in which they are asked for, what
-# is asked for, and where that of each PS begins
-KNOWN, FOUND, COUNTS, PLACES, SLOTS, UNKNOWN, ORDER, ASKED, STARTS = range(0, 18, 2)
+# is asked for, and where that of each PS begins; the row of each distinct value among the unique ones of a lookup, and
+# the row that keys of a feature share, or -1
+KNOWN, FOUND, COUNTS, PLACES, SLOTS, UNKNOWN, ORDER, ASKED, STARTS, ROWS, SHARED = range(0, 22, 2)
 
 
 @njit(cache=True, nogil=True)
@@ -173,24 +174,28 @@ def fill_in(room: np.ndarray, order: np.ndarray, answers: np.ndarray) -> None:
 @njit(cache=True, nogil=True)
 def route_distinct(
     room: np.ndarray, tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    awaited: tuple[np.ndarray, np.ndarray, np.ndarray], out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    awaited: tuple[np.ndarray, np.ndarray], width: int, out: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> int:  # fmt: skip
     """As ``kernels.route``, of distinct ids, feature by feature: distinct ids of a feature are distinct rows, but for
     the row that keys share. ``tables`` are limits, strides, owners, bases, and ``out`` rows, inverse and starts.
 
     ``awaited`` are the places of keys whose ids are AWAITED, int64 (n,), ordered by PS, and where each PS's begin,
-    int64 (servers + 1,). Each stands for a row of its PS, behind the known ones, and the rows that their features share
-    are looked up too. Then ``substitutes``, int32 (>= unique rows,), gets the number of each row itself, of an awaited
-    one that of the shared row, which serves if the key has none; NOT_FOUND of a shared row that nobody needs so far.
+    int64 (servers + 1,). Behind its known rows there is one for each of them, and room for their ids, as
+    ``spare_rows`` says; the rows that their features share are among the known ones.
     """
-    (limits, strides, owners, bases), (rows, inverse, starts) = tables, out
+    (limits, strides, owners, bases), (rows, inverse, starts), (asked, begin) = tables, out, awaited
     found, counts = array_at(room, FOUND, np.int32), array_at(room, COUNTS, np.int64)
     places, unique, batch = array_at(room, PLACES, np.int32), 0, inverse.size // limits.size
-    order, number = np.empty(counts.sum() + limits.size, np.int64), np.empty(inverse.size, np.int32)
-    shared = np.full(limits.size, -1)
+    order, number = np.empty(counts.sum() + limits.size, np.int64), array_at(room, ROWS, np.int32)
+    shared = array_at(room, SHARED, np.int64)
+    shared[:] = -1
     starts[:] = 0
+    for place in asked:
+        shared[place // batch] = AWAITED
     for f in range(limits.size):
         stride = strides[f]
+        if shared[f] == AWAITED:
+            unique, shared[f] = _enter_row(order, starts, owners[f], bases[f], stride, SHARED_ID, unique)
         for d in range(f * batch, f * batch + counts[f]):
             value = np.int64(found[d])
             if value == AWAITED:
@@ -201,65 +206,71 @@ def route_distinct(
             if value == SHARED_ID and shared[f] >= 0:
                 number[d] = shared[f]
                 continue
-            owner = owners[f, value % stride]
-            order[unique] = (np.int64(owner) << 32) | (bases[f, value % stride] + value // stride)
-            number[d] = unique
+            unique, number[d] = _enter_row(order, starts, owners[f], bases[f], stride, value, unique)
             if value == SHARED_ID:
-                shared[f] = unique
-            starts[owner + 1] += 1
-            unique += 1
-    known = unique
-    if awaited[0].size:
-        unique = _enter_awaited(tables, awaited, (order, number, shared, starts), known)
+                shared[f] = number[d]
+    for p in range(starts.size - 1 if asked.size else 0):
+        starts[p + 1] += spare_rows(begin[p + 1] - begin[p], width)
     moved = numbered(order[:unique], rows, starts)
-    if awaited[0].size:
-        _name_substitutes(awaited, batch, (moved, number, shared), known)
     for f in range(limits.size):
+        if shared[f] >= 0:
+            shared[f] = moved[shared[f]]
         for d in range(f * batch, f * batch + counts[f]):
-            number[d] = moved[number[d]]
-        for b in range(batch):
-            inverse[b * limits.size + f] = number[f * batch + places[f * batch + b]]
+            if found[d] != AWAITED:
+                number[d] = moved[number[d]]
+    for p in range(starts.size - 1 if asked.size else 0):
+        first = starts[p + 1] - spare_rows(begin[p + 1] - begin[p], width) - begin[p]
+        for k in range(begin[p], begin[p + 1]):
+            number[asked[k]] = first + k
+    _spread(room, inverse, limits.size)
     return -1
 
 
 @njit(cache=True, nogil=True)
-def _enter_awaited(
-    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], awaited: tuple[np.ndarray, np.ndarray, np.ndarray],
-    entered: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], unique: int,
-) -> int:  # fmt: skip
-    """Enter the shared rows that ``awaited`` keys may need, then those keys, for ``route_distinct``, which has
-    ``entered`` so many ``unique`` rows; how many there are then.
-    """
-    (_, strides, owners, bases), (order, number, shared, starts) = tables, entered
-    (places, begin, _), batch = awaited, number.size // shared.size
-    for place in places:
-        f = place // batch
-        if shared[f] < 0:
-            part, shared[f] = SHARED_ID % strides[f], unique
-            order[unique] = (np.int64(owners[f, part]) << 32) | (bases[f, part] + SHARED_ID // strides[f])
-            starts[owners[f, part] + 1] += 1
-            unique += 1
-    for p in range(starts.size - 1):
-        starts[p + 1] += begin[p + 1] - begin[p]
-        for place in places[begin[p] : begin[p + 1]]:
-            order[unique], number[place] = np.int64(p) << 32, unique
-            unique += 1
-    return unique
+def spare_rows(keys: int, width: int) -> int:
+    """How many rows of ``width`` floats a PS answers with for so many ``keys``: theirs, and then their ids, int32."""
+    return keys + (keys + width - 1) // width
 
 
 @njit(cache=True, nogil=True)
-def _name_substitutes(
-    awaited: tuple[np.ndarray, np.ndarray, np.ndarray],
-    batch: int,
-    numbers: tuple[np.ndarray, np.ndarray, np.ndarray],
-    known: int,
-) -> None:
-    """The substitutes of ``route_distinct``, from its numbers and how many rows are needed in any case."""
-    (places, _, substitutes), (moved, number, shared) = awaited, numbers
-    for e in range(moved.size):
-        substitutes[e] = e
-    for f in range(shared.size):
-        if shared[f] >= known:
-            substitutes[moved[shared[f]]] = NOT_FOUND
-    for place in places:
-        substitutes[moved[number[place]]] = moved[shared[place // batch]]
+def _enter_row(
+    order: np.ndarray, starts: np.ndarray, owners: np.ndarray, bases: np.ndarray, stride: int, value: int, unique: int
+) -> tuple[int, int]:
+    """Add the row of an id to the ``unique`` ones: how many there are then, and its number."""
+    owner = owners[value % stride]
+    order[unique] = (np.int64(owner) << 32) | (bases[value % stride] + value // stride)
+    starts[owner + 1] += 1
+    return unique + 1, unique
+
+
+@njit(cache=True, nogil=True)
+def _spread(room: np.ndarray, inverse: np.ndarray, features: int) -> None:
+    """Write the row of each id to ``inverse`` from those of distinct ids."""
+    places, number = array_at(room, PLACES, np.int32), array_at(room, ROWS, np.int32)
+    batch = inverse.size // features
+    for f in range(features):
+        for b in range(batch):
+            inverse[b * features + f] = number[f * batch + places[f * batch + b]]
+
+
+@njit(cache=True, nogil=True)
+def take_ids(
+    room: np.ndarray, awaited: tuple[np.ndarray, np.ndarray], unique: np.ndarray, starts: np.ndarray,
+    inverse: np.ndarray,
+) -> None:  # fmt: skip
+    """The ids of ``awaited`` keys have arrived behind their rows in ``unique`` (see ``route_distinct``): fill them in,
+    and have those without a row read the one that they share.
+    """
+    (asked, begin), found, number = awaited, array_at(room, FOUND, np.int32), array_at(room, ROWS, np.int32)
+    shared = array_at(room, SHARED, np.int64)
+    batch, width = inverse.size // shared.size, unique.shape[1]
+    for p in range(starts.size - 1):
+        keys = begin[p + 1] - begin[p]
+        first = starts[p + 1] - spare_rows(keys, width) + keys
+        ids = unique[first : starts[p + 1]].reshape((starts[p + 1] - first) * width).view(np.int32)
+        for k in range(keys):
+            place = asked[begin[p] + k]
+            found[place] = ids[k]
+            if ids[k] == SHARED_ID:
+                number[place] = shared[place // batch]
+    _spread(room, inverse, shared.size)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ssmpi.embedding.admission_kernels import numbers_of
-from ssmpi.embedding.key_kernels import NOT_FOUND, SHARED_ID
+from ssmpi.embedding.admission_kernels import gather_keys, ids_of
 from ssmpi.embedding.keyed_table import KeyCounts, KeyedTable, resolve
 from ssmpi.embedding.placement import Placement
 
@@ -19,9 +18,8 @@ class KeyedTables(dict[int, KeyedTable]):
 
     def __init__(self, tables: Mapping[int, KeyedTable], placement: Placement, server: int) -> None:
         super().__init__(tables)
-        self._tables, self._servers = list(tables.values()), placement.servers
+        self._tables, self._own = list(tables.values()), (server, placement.servers)
         self._bases = np.array([part.base for part in placement.keyed_parts_of(server)], np.int64)
-        self._own = np.full_like(self._bases, server)
         self._words = np.concatenate([np.empty(0, np.int64), *(table.args.words for table in self._tables)])
 
     @property
@@ -32,12 +30,16 @@ class KeyedTables(dict[int, KeyedTable]):
     def find(self, asked: np.ndarray) -> np.ndarray:
         """The ids int32 (n,) of what a trainer asks for."""
         rows, out = resolve(self._tables, self._words, asked), np.empty(len(asked), np.int32)
-        numbers_of(rows, asked, self._own, self._servers, SHARED_ID, out)
+        ids_of(rows, self._own, out)
         return out
 
-    def rows_of(self, asked: np.ndarray, out: np.ndarray) -> None:
-        """Write the same as rows of the PS to ``out`` int32 (n,), NOT_FOUND where the shared row serves."""
-        numbers_of(resolve(self._tables, self._words, asked), asked, self._bases, 1, NOT_FOUND, out)
+    def read(self, asked: np.ndarray, weights: np.ndarray, values: np.ndarray, ids: np.ndarray) -> None:
+        """Write the same to ``ids``, and the rows of the keys among the PS's ``weights`` to ``values`` float32
+        (n, width), anything where the shared row serves.
+        """
+        rows = resolve(self._tables, self._words, asked)
+        ids_of(rows, self._own, ids)
+        gather_keys(weights, rows, asked, self._bases, values)
 
     def sweep(self, samples: int) -> np.ndarray:
         """Training pauses after so many ``samples``: the counts of each, int64 (tables, 7), in the order of

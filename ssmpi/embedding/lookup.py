@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ssmpi.embedding import kernels, lookup_kernels, wire
+from ssmpi.embedding.key_lookup import NOTHING_AWAITED, DistinctIds
+from ssmpi.embedding.key_lookup_kernels import spare_rows
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooling_plan import PoolingPlan
 from ssmpi.runtime.bags import Bags
@@ -41,9 +43,9 @@ class LookupBuffers:
 class Lookup:
     """The rows of one batch, in flight or arrived. ``unique_count`` is the number of unique rows; after their arrival
     ``values`` float32 (batch, features, dim) has a row per id, or the pooled rows of each bag, zeros for an empty one.
-    ``mapped`` are the weights and optimizer state of each
-    PS in turn, empty arrays where this process has not mapped them; ``all_mapped`` if it has all of them, so that there
-    is nothing to wait for. ``pooled`` bool (features,): whose bags PSs pool if their rows are not mapped here.
+    ``mapped`` are the weights and optimizer state of each PS in turn, empty arrays where this process has not mapped
+    them; ``all_mapped`` if it has all of them, so that there is nothing to wait for. ``pooled`` bool (features,): whose
+    bags PSs pool if their rows are not mapped here.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Lookup:
         self.mapped = [bool(array.size) for array in mapped[::2]]
         self.all_mapped = all_mapped(placement, mapped)
         self.requests: list[MPIRequest] = []
+        self._words, self._awaited = np.empty(0, np.int64), NOTHING_AWAITED  # of distinct ids
         self._bags = np.empty(0, np.int64), np.empty(0, np.float32)  # where they begin, and the weights of their ids
         self._pooling = None if pooled is None else PoolingPlan(most, width, self.mapped, pooled)
         self._args = KernelArgs(
@@ -76,11 +79,13 @@ class Lookup:
             self.batch, self.values, self._count = batch, self._values[:batch], batch * self._features
 
     def pull(self, ids: Any) -> int:
-        """Route ids int32 (batch, features), or ``Bags``, to PSs and fetch the rows that this process can access. Bags
-        must not change until their gradients have been pushed. Returns the number of unique rows, ``unique_count``;
-        for an id outside its table, -1 minus its position.
+        """Route ids int32 (batch, features), ``Bags`` or ``DistinctIds`` to PSs and fetch the rows that this process
+        can access. Bags must not change until their gradients have been pushed. Returns the number of unique rows,
+        ``unique_count``; for an id outside its table, -1 minus its position.
         """
         self.fit(len(ids))
+        if isinstance(ids, DistinctIds):
+            return self._pull_distinct(ids)
         flat = ids
         if isinstance(ids, Bags):
             self._bags, flat = (ids.starts, ids.weights[ids.starts[0] : ids.starts[-1]]), ids.ids
@@ -90,9 +95,20 @@ class Lookup:
             self._pooling.plan(self.starts, self._inverse[: self._count], *self._bags)
         return count
 
+    def _pull_distinct(self, ids: DistinctIds) -> int:
+        """As ``pull``. Until they have arrived, ``rows`` and ``starts`` are as ``route_distinct`` has them."""
+        self._words, self._awaited = ids.words.words, ids.awaited
+        self.unique_count = count = lookup_kernels.pull_distinct(
+            self._args.words, self._words, len(ids), self._awaited[1:], self.all_mapped
+        )
+        return count
+
     def expand(self) -> None:
-        """Fill ``values`` from the rows, which have arrived."""
-        if self._pooling:
+        """Fill ``values`` from the rows, which have arrived; once for each pull."""
+        if self._awaited.asked:
+            awaited, self._awaited = self._awaited[1:], NOTHING_AWAITED
+            self.unique_count = lookup_kernels.expand_distinct(self._args.words, self._words, self._count, awaited)
+        elif self._pooling:
             self._pooling.expand(self.unique, self.values)
         else:
             lookup_kernels.expand(self._args.words, self._count, *self._bags)
@@ -114,12 +130,12 @@ class Lookup:
         """What to ask a PS for, and where its reply goes: its rows, to their places in ``unique``, or as planned."""
         if self._pooling:
             return self._pooling.request(server, self.rows)
-        rows = slice(int(self.starts[server]), int(self.starts[server + 1]))
-        return Request(wire.PULL, self.rows[rows], self.unique[rows])
-
-    def short_replies(self) -> list[int]:
-        """None."""
-        return []
+        start, stop = self.starts[server : server + 2].tolist()
+        reply = self.unique[start:stop]
+        if not (self._awaited.asked and len(asked := self._awaited.asked[server])):
+            return Request(wire.PULL, self.rows[start:stop], reply)
+        known = stop - spare_rows(len(asked), reply.shape[1])
+        return Request(wire.PULL_KEYS, wire.pull_keys(self.rows[start:known], asked), reply)
 
     def bag_pushes(self, gradients: np.ndarray, factor: float, times: np.ndarray | None) -> dict[int, np.ndarray]:
         """The PUSH_BAGS messages, by PS, to those that pool; ``times``: occurrences of the unique rows, or None.

@@ -7,11 +7,9 @@ evicted the caches.
 from __future__ import annotations
 
 import numpy as np
-from numba import uint64
 
 from ssmpi.embedding.kernels import gather, pool, route, sum_by_row
-from ssmpi.embedding.key_kernels import NOT_FOUND
-from ssmpi.embedding.key_lookup_kernels import route_distinct
+from ssmpi.embedding.key_lookup_kernels import route_distinct, take_ids
 from ssmpi.embedding.row_optimizers import update
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.compiled.kernel_args import array_at
@@ -51,20 +49,33 @@ def _tables(args: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 @njit(cache=True, nogil=True)
 def pull_distinct(
-    args: np.ndarray, room: np.ndarray, batch: int, awaited: tuple[np.ndarray, np.ndarray, np.ndarray], whole: bool
+    args: np.ndarray, room: np.ndarray, batch: int, awaited: tuple[np.ndarray, np.ndarray], whole: bool
 ) -> int:
     """As ``pull``, of the distinct ids of a ``batch`` of so many rows (the room of ``key_lookup_kernels``), some of
     which are ``awaited``, see ``route_distinct``.
     """
     tables, starts = _tables(args), array_at(args, STARTS, np.int64)
-    count = tables[0].size * batch
-    inverse = array_at(args, INVERSE, np.int32)[:count]
-    bad = route_distinct(room, tables, awaited, (array_at(args, ROWS, np.int32), inverse, starts))
+    count, width = tables[0].size * batch, by_row(args, UNIQUE).shape[1]
+    out = array_at(args, ROWS, np.int32), array_at(args, INVERSE, np.int32)[:count], starts
+    bad = route_distinct(room, tables, awaited, width, out)
     if bad >= 0:
         return -1 - bad
     _fetch(args)
     if whole:
         _expand_rows(args, count)
+    return starts[-1]
+
+
+@njit(cache=True, nogil=True)
+def expand_distinct(args: np.ndarray, room: np.ndarray, count: int, awaited: tuple[np.ndarray, np.ndarray]) -> int:
+    """When all rows have arrived, and with them the ids of ``awaited`` keys: fill VALUES for ``count`` ids, and find
+    the unique rows as if all ids had been known. Returns how many there are.
+    """
+    tables, starts, unique = _tables(args), array_at(args, STARTS, np.int64), by_row(args, UNIQUE)
+    rows, inverse = array_at(args, ROWS, np.int32), array_at(args, INVERSE, np.int32)[:count]
+    take_ids(room, awaited, unique, starts, inverse)
+    _expand_rows(args, count)
+    route_distinct(room, tables, (awaited[0][:0], awaited[1]), unique.shape[1], (rows, inverse, starts))
     return starts[-1]
 
 
@@ -137,50 +148,3 @@ def by_row(args: np.ndarray, place: int) -> np.ndarray:
     """UNIQUE or SUMMED as (rows, width)."""
     values, most = array_at(args, place, np.float32), args[ROWS + 1]
     return values.reshape(most, values.size // most)
-
-
-@njit(cache=True, nogil=True)
-def settle(args: np.ndarray, count: int, substitutes: np.ndarray, arrived: np.ndarray, sent: np.ndarray) -> int:
-    """When all rows have arrived, those of awaited keys too (see ``route_distinct``): fill VALUES for ``count`` ids and
-    leave out the rows that nobody needs. Returns how many there are.
-
-    ``sent``, int64 (2, servers), is how many keys each PS was asked for, and where its reply begins in the words that
-    ``arrived``, float32: how many values, the rows of keys, and values. A key without a row has no value: its
-    substitute serves.
-    """
-    starts, rows = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32)
-    unique, values = by_row(args, UNIQUE), array_at(args, VALUES, np.float32)
-    asked, replies = sent[0], sent[1]
-    width, kept, places = unique.shape[1], np.int64(0), np.empty(starts[-1], np.int64)
-    numbers, begin = np.empty(starts[-1], np.int32), starts[0]
-    for p in range(starts.size - 1):
-        edge, place = starts[p + 1] - asked[p], replies[p] + 1 + asked[p]
-        rows[edge : starts[p + 1]] = arrived[replies[p] + 1 : place].view(np.int32)
-        for e in range(starts[p], starts[p + 1]):
-            if e >= edge and rows[e] == NOT_FOUND:
-                substitutes[substitutes[e]] = substitutes[e]
-                continue
-            places[e] = place if asked[p] else -1 - e
-            place += width
-            if e >= edge:
-                substitutes[e] = e
-    for p in range(starts.size - 1):
-        for e in range(begin, starts[p + 1]):
-            if substitutes[e] == e:
-                rows[kept], numbers[e] = rows[e], kept
-                kept += 1
-        begin, starts[p + 1] = starts[p + 1], kept
-    for e in range(numbers.size):
-        if substitutes[e] >= 0:
-            places[e], numbers[e] = places[substitutes[e]], numbers[substitutes[e]]
-    inverse = array_at(args, INVERSE, np.int32)
-    for i in range(count):
-        e = inverse[i]
-        inverse[i], place, by_id = numbers[e], places[e], uint64(i * width)
-        if place < 0:
-            for j in range(width):
-                values[by_id + uint64(j)] = unique[-1 - place, j]
-        else:
-            for j in range(width):
-                values[by_id + uint64(j)] = arrived[uint64(place) + uint64(j)]
-    return kept  # type: ignore[return-value]  # as numba has it

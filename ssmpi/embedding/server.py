@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ssmpi.embedding import kernels, wire
+from ssmpi.embedding.key_lookup_kernels import spare_rows
 from ssmpi.embedding.table import Arena, Saver
 from ssmpi.runtime.files.run_files import checkpoint_number
 from ssmpi.runtime.mpi.push_counts import COUNT, AppliedPushes
@@ -136,12 +137,15 @@ class EmbeddingServer:
     def _pull_keys(self, source: int, thread: int, payload: np.ndarray) -> None:
         rows, asked = wire.read_pull_keys(payload)
         self.arena.check(rows)
-        edge, width = 1 + len(asked), self.arena.options.layout.width
-        buffer = self._service.buffer(4 * (edge + (len(rows) + len(asked)) * width))
-        words, values = buffer[: 4 * edge].view(np.int32), buffer[4 * edge :].view(np.float32).reshape(-1, width)
-        self.arena.keyed.rows_of(asked, words[1:])
-        words[0] = count = kernels.gather_some(self.arena.weights, rows, words[1:], values)
-        self._service.reply(source, thread, buffer[: 4 * (edge + count * width)])
+        keys, width = len(asked), self.arena.options.layout.width
+        buffer = self._service.buffer(4 * (len(rows) + spare_rows(keys, width)) * width)
+        values = buffer.view(np.float32).reshape(-1, width)
+        kernels.gather(self.arena.weights, rows, values)
+        edge = 4 * (len(rows) + keys) * width
+        self.arena.keyed.read(
+            asked, self.arena.weights, values[len(rows) :], buffer[edge : edge + 4 * keys].view(np.int32)
+        )
+        self._service.reply(source, thread, buffer)
 
     def _sweep(self, source: int, thread: int, payload: np.ndarray) -> None:
         self._reply(source, thread, self.arena.keyed.sweep(int(payload.view(np.int64)[0])))

@@ -144,12 +144,9 @@ class RemoteTables:
             if mapped:
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
-                kind, payload, reply, whole = lookup.request(index)
+                kind, payload, reply = lookup.request(index)
                 server, tag = self._servers[index], request_tag(kind, thread)
-                if whole:
-                    lookup.requests.append(self._conversation.irecv(reply, server, thread, Link.EMBEDDING_PULL))
-                else:
-                    lookup.requests.append(self._conversation.irecv_some(reply, server, thread))
+                lookup.requests.append(self._conversation.irecv(reply, server, thread, Link.EMBEDDING_PULL))
                 lookup.requests.append(self._conversation.isend(payload, server, tag, Link.EMBEDDING_PULL))
 
     def collect(self, lookup: RowLookup) -> None:
@@ -157,8 +154,6 @@ class RemoteTables:
         if lookup.requests:
             wait_all(lookup.requests, self._waiting, f"the embedding PSs ({len(self._servers)})")
             lookup.requests = []
-            for size in lookup.short_replies():
-                self._conversation.meter.received(size, Link.EMBEDDING_PULL)
 
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """As ``update``, but sum the gradients by row first; if all rows are mapped, one compiled call does both."""

@@ -23,10 +23,10 @@ APPLIED    nothing                                                         int64
                                                                            pushes, and how many were applied
 FIND       int64 (n, 3): key, number among the keyed features, how often   ids int32 (n,)
            it is looked up now; in the order of features
-PULL_KEYS  see ``pull_keys``: rows as in PULL, keys as in FIND             int32 m; int32 (n,): rows of the keys, -1
-                                                                           where the shared one serves; then float32
-                                                                           (m, width): rows that were asked for, and of
-                                                                           keys
+PULL_KEYS  see ``pull_keys``: rows as in PULL, keys as in FIND             float32 (rows + keys + rows for ids, width):
+                                                                           the rows, those of the keys, anything where
+                                                                           the shared one serves; then the ids of the
+                                                                           keys, int32, in whole rows
 SWEEP      int64: how many samples all trainers have done, while they      int64 (keyed features, 7): ``KeyCounts``
            pause
 ========== =============================================================== =============================================
@@ -198,10 +198,10 @@ def pulled_bytes(rows: float, width: int) -> float:
 
 
 def key_bytes(messages: float, keys: float) -> float:
-    """What so many keys in so many messages add to pulling their rows (see ``pulled_bytes``), whose numbers come back
-    instead of being sent.
+    """What so many keys in so many messages add to pulling their rows (see ``pulled_bytes``), whose ids come back
+    instead of their numbers being sent; ids fill whole rows, less than one more a message.
     """
-    return 12 * messages + 24 * keys
+    return 8 * messages + 24 * keys
 
 
 def pushed_bytes(messages: float, rows: float, width: int, *, counted: bool = False) -> float:

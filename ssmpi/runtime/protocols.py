@@ -51,14 +51,11 @@ class DenseOptimizer(DenseStep, Protocol):
 
 
 class Request(NamedTuple):
-    """A message to a server: its kind and payload, and the array that its reply goes to, which may be shorter unless
-    it is ``whole``.
-    """
+    """A message to a server: its kind and payload, and the array that its reply goes to."""
 
     kind: int
     payload: np.ndarray
     reply: np.ndarray
-    whole: bool = True
 
 
 class RowSet(Protocol):
@@ -109,9 +106,6 @@ class RowLookup(RowSet, Protocol):
 
     def request(self, server: int) -> Request:
         """What to ask a server for whose rows are not mapped."""
-
-    def short_replies(self) -> list[int]:
-        """After all have arrived, the bytes of each one that may be shorter than its array."""
 
     def bag_pushes(self, gradients: np.ndarray, factor: float, times: np.ndarray | None) -> Mapping[int, np.ndarray]:
         """Messages with gradients of bags instead of rows, by the servers that pool them; ``times`` is the result of

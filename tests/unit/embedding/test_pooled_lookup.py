@@ -56,7 +56,7 @@ class Direct:
         self.pulled = 0
         for k, part in enumerate(lookup.parts):
             if k not in self.near and part.start < part.stop:
-                kind, payload, reply, _ = lookup.request(k)
+                kind, payload, reply = lookup.request(k)
                 self.servers[k].handle(0, request_tag(kind, thread), payload.view(np.uint8))
                 reply[...] = self.posts.replied.view(np.float32).reshape(reply.shape)
                 self.pulled += payload.nbytes + reply.nbytes
