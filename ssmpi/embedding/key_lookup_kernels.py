@@ -195,10 +195,14 @@ def route_distinct(
     for f in range(limits.size):
         stride = strides[f]
         if shared[f] == AWAITED:
-            unique, shared[f] = _enter_row(order, starts, owners[f], bases[f], stride, SHARED_ID, unique)
+            owner, shared[f] = owners[f, SHARED_ID % stride], unique
+            order[unique] = (np.int64(owner) << 32) | (bases[f, SHARED_ID % stride] + SHARED_ID // stride)
+            starts[owner + 1] += 1
+            unique += 1
         for d in range(f * batch, f * batch + counts[f]):
             value = np.int64(found[d])
             if value == AWAITED:
+                number[d] = 0  # for now
                 continue
             if value < 0 or value >= limits[f]:
                 first = np.argmax(places[f * batch : (f + 1) * batch] == d - f * batch)
@@ -206,9 +210,13 @@ def route_distinct(
             if value == SHARED_ID and shared[f] >= 0:
                 number[d] = shared[f]
                 continue
-            unique, number[d] = _enter_row(order, starts, owners[f], bases[f], stride, value, unique)
+            owner = owners[f, value % stride]
+            order[unique] = (np.int64(owner) << 32) | (bases[f, value % stride] + value // stride)
+            number[d] = unique
             if value == SHARED_ID:
-                shared[f] = number[d]
+                shared[f] = unique
+            starts[owner + 1] += 1
+            unique += 1
     for p in range(starts.size - 1 if asked.size else 0):
         starts[p + 1] += spare_rows(begin[p + 1] - begin[p], width)
     moved = numbered(order[:unique], rows, starts)
@@ -216,8 +224,7 @@ def route_distinct(
         if shared[f] >= 0:
             shared[f] = moved[shared[f]]
         for d in range(f * batch, f * batch + counts[f]):
-            if found[d] != AWAITED:
-                number[d] = moved[number[d]]
+            number[d] = moved[number[d]]
     for p in range(starts.size - 1 if asked.size else 0):
         first = starts[p + 1] - spare_rows(begin[p + 1] - begin[p], width) - begin[p]
         for k in range(begin[p], begin[p + 1]):
@@ -230,17 +237,6 @@ def route_distinct(
 def spare_rows(keys: int, width: int) -> int:
     """How many rows of ``width`` floats a PS answers with for so many ``keys``: theirs, and then their ids, int32."""
     return keys + (keys + width - 1) // width
-
-
-@njit(cache=True, nogil=True)
-def _enter_row(
-    order: np.ndarray, starts: np.ndarray, owners: np.ndarray, bases: np.ndarray, stride: int, value: int, unique: int
-) -> tuple[int, int]:
-    """Add the row of an id to the ``unique`` ones: how many there are then, and its number."""
-    owner = owners[value % stride]
-    order[unique] = (np.int64(owner) << 32) | (bases[value % stride] + value // stride)
-    starts[owner + 1] += 1
-    return unique + 1, unique
 
 
 @njit(cache=True, nogil=True)
