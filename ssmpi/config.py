@@ -39,7 +39,12 @@ SHORTEST = (
     "the shortest run file is the line 'data.folder = \"FOLDER\"', which names a folder that 'ssmpi-prepare' made; "
     "README.md has a longer one under 'Run files'"
 )
-DERIVED = "topology.homes", "sync.code"  # fields that follow from other settings
+DERIVED = (
+    "topology.homes",
+    "sync.code",
+    "sync.shared_memory",
+    "embedding.shared_memory",
+)  # fields that follow from other settings
 
 
 class HasTables(Protocol):
@@ -80,6 +85,9 @@ class Config:
         self._check_dynamic()
         self._check_dense()
         object.__setattr__(self, "topology", dataclasses.replace(self.topology, homes=self.hierarchy.homes))
+        for section in ("embedding", "sync"):
+            derived = dataclasses.replace(getattr(self, section), shared_memory=self.run.shared_memory)
+            object.__setattr__(self, section, derived)
         if self.sync.lacks_code:
             return  # what remains is checked by ``with_code``
         try:

@@ -19,7 +19,7 @@ from runs import train_over_threads  # noqa: E402
 from data_prep.cli import main as ssmpi_prepare  # noqa: E402
 
 SGD = ("embedding.optimizer=sgd", "dense.optimizer=sgd")
-SERVED = ("topology.embedding_ps=2", "embedding.transport=messages")
+SERVED = ("topology.embedding_ps=2", "run.shared_memory=false")
 RUNS = (
     ("topology.embedding_ps=0",),
     ("topology.embedding_ps=0", "embedding.prefetch=false", *SGD),
@@ -30,7 +30,7 @@ RUNS = (
     *(("topology.trainers=2", f"sync.algorithm={name}") for name in ("ma", "bmuf", "slowmo", "gossip")),
     *(("topology.trainers=2", "topology.sync_ps=1", f"sync.algorithm={name}") for name in ("easgd", "async_ps")),
     ("topology.trainers=2", "topology.sync_ps=1", "sync.algorithm=async_ps", "sync.codec=threshold:0.9"),
-    ("topology.trainers=2", "topology.group=2", "hierarchy.transport=messages"),
+    ("topology.trainers=2", "topology.group=2", "run.shared_memory=false"),
     ("topology.trainers=2", "sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1"),
 )
 

@@ -39,8 +39,8 @@ FULL_HOST = 0.9  # of its cores: above it, the host limits the speed, not the em
 # Small, so many trainers fit, with a large dense part, so that links of sync PSs fill.
 SMALL = (
     "data.batch_size=32", "data.block_rows=2048", "model.bottom=[32,8]", "model.top=[128,64,1]", "embedding.dim=8",
-    "dense.optimizer=sgd", "embedding.optimizer=sgd", "topology.threads=1", "embedding.transport=messages",
-    "sync.transport=messages", "sync.cpu_share=1.0", "checkpoint.every_minutes=0",
+    "dense.optimizer=sgd", "embedding.optimizer=sgd", "topology.threads=1", "run.shared_memory=false",
+    "sync.cpu_share=1.0", "checkpoint.every_minutes=0",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ new process, or several, forked from one that has already imported torch.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import threading
@@ -45,7 +46,7 @@ class Contender:
     precision: str = "fp32"
     trainers: int = 1
     algorithm: str = "none"
-    transport: str = field(default="auto", kw_only=True)
+    shared_memory: bool = field(default=True, kw_only=True)
     network: str = field(default="", kw_only=True)
     optimizers: str = field(default="", kw_only=True)
 
@@ -53,7 +54,7 @@ class Contender:
     def short_name(self) -> str:
         """The name without batch and precision: ``ssmpi 2x1 ma``."""
         if self.kind == SSMPI:
-            far = "" if self.transport == "auto" else f" by {self.transport}"
+            far = "" if self.shared_memory else " by messages"
             return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}"
         return f"{self.kind} {self.threads}{'p' if self.kind == TUNED else 't'}"
 
@@ -80,7 +81,7 @@ class Contender:
             f"sync.algorithm={self.algorithm}",
             "sync.pace=shadow",
             f"model.precision={self.precision}",
-            f"embedding.transport={self.transport}",
+            f"run.shared_memory={json.dumps(self.shared_memory)}",
             *((f"model.name={self.network}", *OPTIMIZERS["adagrad"]) if self.network else ()),
             *OPTIMIZERS.get(self.optimizers, ()),
         )
@@ -102,7 +103,7 @@ def of_batch(batch: int, cores: int) -> list[Contender]:
     ladder, half = sorted({1, cores}), max(1, cores // 2)
     found = [Contender(kind, batch, threads) for kind in (BARE, GEMM, SSMPI) for threads in ladder]
     found += [Contender(kind, batch, cores, "bf16") for kind in (BARE, GEMM, SSMPI)]
-    found.append(Contender(SSMPI, batch, cores, transport="messages"))
+    found.append(Contender(SSMPI, batch, cores, shared_memory=False))
     found += [Contender(SSMPI, batch, half, "fp32", 2, algorithm) for algorithm in ("none", *SHADOWS)]
     found += [Contender(SSMPI, batch, half, "bf16", 2, algorithm) for algorithm in ("none", "ma")]
     found += [Contender(kind, batch, optimizers=name) for name in OPTIMIZERS for kind in (BARE, SSMPI, PYTORCH)]

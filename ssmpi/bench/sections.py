@@ -67,10 +67,10 @@ def to_break_down(harness: Harness) -> list[Contender]:
     """
     half = max(1, harness.cores // 2)
     if harness.short:
-        return [Contender(SSMPI, min(harness.batches), half, "fp32", 2, "ma", transport="messages")]
+        return [Contender(SSMPI, min(harness.batches), half, "fp32", 2, "ma", shared_memory=False)]
     found = []
     for batch in harness.sizes:
-        found += [Contender(SSMPI, batch, harness.cores, transport=transport) for transport in ("auto", "messages")]
+        found += [Contender(SSMPI, batch, harness.cores, shared_memory=shared) for shared in (True, False)]
         found.append(Contender(SSMPI, batch, half, "fp32", 2, "ma"))
     return found
 

@@ -153,7 +153,7 @@ def contenders_of(options: TablesOptions, by_arrival: np.ndarray) -> dict[str, C
     keyed_rows = place([0] * features, 1, dynamic, [f"C{k + 1}" for k in range(features)])
 
     def of(placement: Placement, *, sent: bool = False) -> Contender:
-        settings = EmbeddingOptions(prefetch=False, transport="messages" if sent else "auto")
+        settings = EmbeddingOptions(prefetch=False, shared_memory=not sent)
         if placement.keyed:
             settings = replace(settings, table="dynamic", dynamic=dynamic)
         return Contender(RowOptions(settings, RowLayout(options.dim)), placement, sent=sent)

@@ -24,7 +24,7 @@ WAITING = WaitOptions()
 
 class LocalServers:
     """All embedding PSs, and ``tables``, through which the trainer reaches them; ``options`` have
-    ``transport = "messages"``. They answer whenever it sends something or waits. ``tracking`` says what pushes tell
+    ``shared_memory = False``. They answer whenever it sends something or waits. ``tracking`` says what pushes tell
     them about accesses.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import h5py
 import numpy as np
@@ -25,7 +25,7 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files import hdf5
 from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory
 from ssmpi.runtime.row_layout import RowLayout
-from ssmpi.runtime.settings import FLOAT32, require, within
+from ssmpi.runtime.settings import DERIVED, FLOAT32, NO_TRANSPORT, require, within
 
 ROWS_AT_A_TIME = 1 << 18  # when loading
 ROWS = "rows"  # the name of an arena in the memory of its rank
@@ -38,6 +38,7 @@ Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and the nu
 class EmbeddingOptions:
     """The ``[embedding]`` section: the rows of the tables, their optimizer, and how trainers reach them."""
 
+    REMOVED: ClassVar = {"transport": ("auto", NO_TRANSPORT)}
     dim: int = 16
     """Floats of a row."""
     optimizer: str = "rowwise_adagrad"
@@ -68,22 +69,15 @@ class EmbeddingOptions:
     """Who pools lists of ids whose rows are reached by messages: ``server``, before it sends them, ``trainer``, or
     ``auto``, by what is less to send.
     """
-    transport: str = "auto"
-    """How a trainer reaches a PS: ``shared`` maps its memory and works on the rows in place, ``messages`` does not,
-    ``auto`` is ``shared`` where both are on one host. Results are the same.
-    """
     table: str = "static"
     """``static``, or ``dynamic`` for data with keys: they get and lose rows as ``[embedding.dynamic]`` says."""
     dynamic: DynamicOptions = field(default_factory=DynamicOptions)
+    shared_memory: bool = field(default=True, metadata=DERIVED)  # of ``[run]``
 
     def __post_init__(self) -> None:
         within("dim", self.dim, 1, 65_536)
         optimizer_options.check(self, ROW_OPTIMIZERS)
         within("clip_value", self.clip_value, 0.0, FLOAT32)
-        require(
-            self.transport in ("auto", "shared", "messages"),
-            f"transport is 'auto', 'shared' or 'messages', got {self.transport!r}",
-        )
         require(
             self.pooling in ("auto", "server", "trainer"),
             f"pooling is 'auto', 'server' or 'trainer', got {self.pooling!r}",

@@ -18,7 +18,6 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.status_exchange import StatusExchange
 from ssmpi.embedding.table import RowArray, RowOptions
 from ssmpi.embedding.trackers import NOTHING, Scope, Tracking, scope_of
-from ssmpi.runtime.errors import PeerError
 from ssmpi.runtime.mpi.push_counts import COUNT, SentPushes
 from ssmpi.runtime.mpi.service import THREADS, request_tag, say_goodbye
 from ssmpi.runtime.mpi.shared_memory import attach
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 class RemoteTables:
     """Tables on embedding PSs. Rows of PSs on this host are read and updated in place, others by messages.
 
-    PeerError if ``embedding.transport`` requires shared memory and the rows of a PS cannot be mapped. ``sent`` counts
-    pushes by message; ``tracking`` is what PSs record about updates.
+    ``sent`` counts pushes by message; ``tracking`` is what PSs record about updates.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class RemoteTables:
         self._sent = sent or SentPushes(servers=len(self._servers))
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._paths: list[Path] = []
-        wanted = options.settings.transport != "messages"
+        wanted = options.settings.shared_memory
         self._keys = len(placement.keyed)
         self._layouts = [KeyMemory(placement, index) for index in range(len(self._servers))]
         self.maps = [[np.empty(0, np.int64)] * 2 * self._keys for _ in self._servers]
@@ -83,7 +81,7 @@ class RemoteTables:
         return [array for pair in pairs for array in pair]
 
     def _attach(self, index: int, scope: Scope) -> RowArray | None:
-        """The rows of one PS, mapped from its memory; None if that is impossible and not required."""
+        """The rows of one PS, mapped from its memory; None if it is not on this host."""
         server = self._servers[index]
         text = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
         address, counts, keys = text.split("\n")
@@ -94,13 +92,8 @@ class RemoteTables:
                 rows.set_observer(self.tracking.over(scope, memory).observe)
             self.maps[index] = self._attach_maps(index, keys)
             return rows
-        except OSError as error:
-            if self._options.settings.transport == "auto":
-                return None
-            raise PeerError(
-                f"the rows of {self._conversation.names[server]} cannot be shared: {error}; "
-                "set embedding.transport = 'auto', or place a PS on every trainer's host"
-            ) from error
+        except OSError:
+            return None
 
     def _attach_maps(self, index: int, address: str) -> list[np.ndarray]:
         """Head with maps and dates of each keyed table of one PS, mapped from its memory."""

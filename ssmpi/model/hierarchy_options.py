@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ssmpi.model.member_program import check_owners
 from ssmpi.model.places import PLANS, Places, places_of
 from ssmpi.runtime.errors import SettingsError
-from ssmpi.runtime.settings import require
+from ssmpi.runtime.settings import NO_TRANSPORT, require
 
 if TYPE_CHECKING:
     from ssmpi.model.network import Network
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 class HierarchyOptions:
     """The ``[hierarchy]`` section: which member of a group computes what."""
 
+    REMOVED: ClassVar = {"transport": ("auto", NO_TRANSPORT)}
     tags: tuple[str, ...] = ()
     """Ordered rules that say where each operator is computed, such as ``"top.*: 1"``."""
     plan: str = ""
     """Plan that derives the rules from the network instead: ``data`` (used if neither is set) or ``stages``."""
     homes: Literal["all", "first"] = "all"
     """Members that read batches: ``all``, or the ``first`` of each group."""
-    transport: Literal["auto", "messages"] = "auto"
-    """How members exchange values: ``auto``, in memory within a host, or ``messages``, always by MPI."""
 
     def __post_init__(self) -> None:
         require(

@@ -28,6 +28,10 @@ class Run:
     """Also write TensorBoard events, if the extra ``tensorboard`` is installed."""
     record_losses: bool = False
     """Keep the loss of every batch in ``losses-N.npy``, for comparing runs bit by bit."""
+    shared_memory: bool = True
+    """Ranks of one host reach rows, replicas and centers in each other's memory; ``false``: by messages, as between
+    hosts. Results are the same.
+    """
     continue_from: str = ""
     """Finished run whose model and optimizer state this one begins with, on other data. Schedule and passes are this
     run's own.

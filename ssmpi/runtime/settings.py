@@ -34,6 +34,7 @@ EXAMPLES = 2**62
 FLOAT32 = 1e38  # a larger number would be infinite there
 CLOSE = 0.6  # difflib's measure of likeness, from which on a name is suggested
 
+NO_TRANSPORT = "leave it out, or set run.shared_memory = false for messages even within a host"
 DERIVED = types.MappingProxyType({"derived": True})  # metadata of a field that follows from other settings
 
 

@@ -42,7 +42,6 @@ def _check(options: RoundOptions) -> None:
     within("every_seconds", options.every_seconds, 0.0, SECONDS)
     within("fragments", options.fragments, 1, 10_000)
     within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
-    require(options.transport in ("auto", "messages"), f"transport is auto or messages, got {options.transport!r}")
     if not options.own_names:
         require(
             not options.custom,

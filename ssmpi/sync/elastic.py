@@ -133,9 +133,7 @@ class ElasticCenter(Center):
         self._options, self._encoded = options, options.codec != DENSE
         if self._encoded:
             compress.compile_kernels(codec_of(options))
-        super().__init__(
-            options.fragments, service, memory, shared=options.transport != "messages" and not self._encoded
-        )
+        super().__init__(options.fragments, service, memory, shared=options.shared_memory and not self._encoded)
         self._clients: dict[tuple[int, int], ClientMirrors] = {}
         nothing = np.empty(0, np.float32)
         pull_center(nothing, nothing, 0.0, nothing)  # compile now, not in the first round

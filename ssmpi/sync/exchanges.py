@@ -55,7 +55,7 @@ def _with_center(kind: type[Synchronizer], options: RoundOptions) -> type[Center
         return PushPull
     if options.codec != DENSE:
         return MirroredCenter
-    in_place = options.merge == "difference" and options.transport != "messages" and kind.refer is Synchronizer.refer
+    in_place = options.merge == "difference" and options.shared_memory and kind.refer is Synchronizer.refer
     return MappedCenter if in_place else CenterExchange  # interpolation must lose concurrent updates
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from ssmpi.runtime import settings, user_code
+from ssmpi.runtime.settings import NO_TRANSPORT
 
 T = TypeVar("T")
 DENSE = "dense"  # the setting for no codec
@@ -18,7 +19,7 @@ OWN = "algorithm", "codec", "pull_codec"  # settings that may name a class in a 
 class RoundOptions:
     """The common fields of ``[sync]``; ``ssmpi.sync`` adds the algorithms' sections."""
 
-    REMOVED: ClassVar = {"by": ("thread", "")}
+    REMOVED: ClassVar = {"by": ("thread", ""), "transport": ("auto", NO_TRANSPORT)}
     algorithm: str = "ma"
     """What a round does: ``none``, ``easgd``, ``ma``, ``bmuf``, ``slowmo``, ``gossip``, ``async_ps``, ``synchronous``,
     or ``FILE.py:CLASS``, a class of your own.
@@ -46,10 +47,6 @@ class RoundOptions:
     """Parts of the vector; a round exchanges one of them, in turn."""
     warmup_steps: int = 0
     """First steps that all worker threads take together, with the mean of their gradients; 0: none."""
-    transport: str = "auto"
-    """``auto``: replicas and centers of one host are exchanged in shared memory; ``messages``: never. A round computes
-    the same either way.
-    """
     codec: str = DENSE
     """Encodes the pushes of ``async_ps`` and, both ways, the rounds of ``easgd`` and ``ma``, which then use messages
     also within a host: ``dense`` (float32), ``bf16``, ``threshold:0.99``, which drops 99 % of the entries and keeps
@@ -66,6 +63,7 @@ class RoundOptions:
     """
     custom: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of an algorithm from a file of your own, by name."""
+    shared_memory: bool = field(default=True, metadata=settings.DERIVED)  # of ``[run]``
     code: tuple[tuple[str, bytes], ...] = field(default=(), metadata=settings.DERIVED)  # texts of own files, by setting
 
     @property

@@ -92,7 +92,7 @@ def dense_model(
     """The replica (new, from surviving memory, or with the weights of a saved model), its optimizer, and the lanes over
     it, with their kernels compiled.
     """
-    memory, shared = start.memory, config.sync.transport != "messages"
+    memory, shared = start.memory, config.run.shared_memory
     replica = fresh_replica(
         config, reader, config.run.seed, memory.part("replica", shared=shared), config.parts[world.group.rank]
     )

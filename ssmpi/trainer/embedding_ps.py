@@ -43,7 +43,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     """The whole life of an embedding PS."""
     arena, memory, keys = arena_in(start.memory, config, world.index, start.checkpoint)
     load_rows(config, arena, start, world.index)
-    shared = config.embedding.transport != "messages"
+    shared = config.run.shared_memory
     scope = scope_of(arena.placement, world.index)
     counts = start.memory.part(COUNTS, shared=shared) if config.tracking.counts else None
     saving = config.saves_rows and start.memory.holds(ROWS)

@@ -97,8 +97,8 @@ class GroupLanes:
         self._lanes = [(home, thread) for home in homes for thread in range(topology.threads)]
         boxes = [self._parts[home].mailboxes(PIECE) for home, _ in self._lanes]
         self._borders = [0, *itertools.accumulate(map(len, boxes))]  # numbers of their mailboxes
-        mapped, every = config.hierarchy.transport != "messages", itertools.chain.from_iterable(boxes)
-        self._mailboxes = Mailboxes(world.group, every, config.waiting, mapped=mapped)
+        every = itertools.chain.from_iterable(boxes)
+        self._mailboxes = Mailboxes(world.group, every, config.waiting, mapped=config.run.shared_memory)
         self._helped = [lane for lane in self._lanes if self._member in self._parts[lane[0]].helpers]
         own = len(self._lanes) - topology.helpers(world.index)
         self.workers, self.helpers = range(own), range(own, own + len(self._helped))

@@ -69,8 +69,8 @@ def _transports(config: Config, placement: Placement) -> Iterator[LocalTables | 
     if config.tracking.counts:
         arena.set_observer(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
     yield LocalTables(arena)
-    if config.topology.embedding_ps and config.embedding.transport != "shared":
-        options = replace(config.rows, settings=replace(config.embedding, transport="messages"))
+    if config.topology.embedding_ps:
+        options = replace(config.rows, settings=replace(config.embedding, shared_memory=False))
         yield LocalServers(options, placement, 0, config.tracking).tables
 
 

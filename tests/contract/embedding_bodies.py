@@ -18,12 +18,13 @@ from ssmpi.runtime.mpi.waiting import WaitOptions, wait
 from ssmpi.runtime.topology import Role, Topology
 
 WAITING = WaitOptions(time_limit_seconds=60)
+IN_REACH = True  # whether PSs are on this host
 CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs
 FEATURES, DIM, SEED, BATCH, STEPS = len(CARDINALITIES), 6, 11, 17, 4
-SGD = row_options(DIM, optimizer="sgd", rate=0.05, transport="messages")
-ADAGRAD = row_options(DIM, rate=0.3, transport="messages")
-WEIGHTED = row_options(DIM, weight=True, rate=0.3, transport="messages")
-WEIGHTS = row_options(0, weight=True, rate=0.3, transport="messages")
+SGD = row_options(DIM, optimizer="sgd", rate=0.05, shared_memory=False)
+ADAGRAD = row_options(DIM, rate=0.3, shared_memory=False)
+WEIGHTED = row_options(DIM, weight=True, rate=0.3, shared_memory=False)
+WEIGHTS = row_options(0, weight=True, rate=0.3, shared_memory=False)
 LOCAL = Topology(trainers=1, embedding_ps=0)
 REMOTE = Topology(trainers=2, threads=2, embedding_ps=2)
 
@@ -45,7 +46,7 @@ def on_trainers(world, options, work):
     placement = place(CARDINALITIES, max(1, world.topology.embedding_ps))
     if world.role is Role.EMBEDDING_PS:
         service = Service(world.embedding)
-        memory = ProcessMemory().part("rows", shared=options.settings.transport != "messages")
+        memory = ProcessMemory().part("rows", shared=options.settings.shared_memory)
         arena = Arena(options, placement, world.index, SEED, memory)
         server = EmbeddingServer(arena, service, address=memory.address)
         service.serve(world.topology.trainers, server.handle)
@@ -53,7 +54,7 @@ def on_trainers(world, options, work):
         return None
     if world.topology.embedding_ps:
         transport = RemoteTables(world.embedding, placement, options, WAITING)
-        assert transport.shared == [options.settings.transport == "shared"] * world.topology.embedding_ps
+        assert transport.shared == [options.settings.shared_memory and IN_REACH] * world.topology.embedding_ps
     else:
         transport = LocalTables(Arena(options, placement, 0, SEED))
     result = work(transport, placement)

@@ -35,7 +35,7 @@ def live(world, options, seed):
 
 def mapped(world, options, initial):
     """The same with these initial weights."""
-    memory = ProcessMemory().part("replica", shared=options.transport != "messages")
+    memory = ProcessMemory().part("replica", shared=options.shared_memory)
     weights = memory.allocate(initial.nbytes).view(np.float32)
     weights[:] = initial
     world.replica = sync.ReplicaMemory(HOSTS.get(world.rank, world.host), memory)

@@ -202,7 +202,7 @@ def test_the_mean_of_replicas_has_all_that_was_learned(trainers, codec, fragment
 def test_rounds_that_drop_nothing_are_whole_ones(algorithm, codec, fragments):
     """To the last bit: both replicas, and the center or, as trainers end together there, the model."""
     topology = replace(TWO, sync_ps=2 if algorithm == "easgd" else 0)
-    whole = options(algorithm, fragments=fragments, alpha=0.3, transport="messages")
+    whole = options(algorithm, fragments=fragments, alpha=0.3, shared_memory=False)
     expected, found = (over_threads(topology, taught, o)[:2] for o in (whole, replace(whole, codec=codec)))
     for (turns, *ends), (others, *their_ends) in zip(expected, found, strict=True):
         for (weights, center, _), (seen, told, _) in zip(turns, others, strict=True):
@@ -272,7 +272,7 @@ def next_part(world, options):
 
 def test_a_part_begins_with_a_dense_round():
     """All of a replica is told, so that all come to the mean."""
-    chosen = options("ma", codec="threshold:0.9", transport="messages", alpha=1.0)
+    chosen = options("ma", codec="threshold:0.9", shared_memory=False, alpha=1.0)
     first, second = over_threads(replace(TWO, sync_ps=0), next_part, chosen)[:2]
     np.testing.assert_allclose(first, second, rtol=0, atol=1e-5)
 
@@ -293,7 +293,7 @@ def left_early(world, options):
 
 def test_who_has_left_follows_the_mean_of_the_others():
     """As by an all-reduce, to the last bit, where nothing is dropped; else all replicas end in the same place."""
-    topology, whole = replace(TWO, sync_ps=0), options("ma", transport="messages", alpha=0.3)
+    topology, whole = replace(TWO, sync_ps=0), options("ma", shared_memory=False, alpha=0.3)
     expected, found = (
         over_threads(topology, left_early, replace(whole, codec=c))[:2] for c in ("dense", "threshold:0")
     )

@@ -106,12 +106,12 @@ def check_same(run, static):
 
 
 @pytest.mark.parametrize(
-    ("servers", "transport"),
-    [(0, "auto"), *((servers, transport) for servers in (1, 2, 3) for transport in ("shared", "messages"))],
+    ("servers", "shared"),
+    [(0, "true"), *((servers, shared) for servers in (1, 2, 3) for shared in ("true", "false"))],
 )
-def test_rows_by_key_are_rows_by_id_to_the_bit(tmp_path, data, static, servers, transport):
+def test_rows_by_key_are_rows_by_id_to_the_bit(tmp_path, data, static, servers, shared):
     run = train_over_threads(
-        tmp_path, data[1], *STEPS, *DYNAMIC, f"topology.embedding_ps={servers}", f"embedding.transport={transport}"
+        tmp_path, data[1], *STEPS, *DYNAMIC, f"topology.embedding_ps={servers}", f"run.shared_memory={shared}"
     )
     check_same(run, static)
     counts = run.result["keys"]
@@ -130,8 +130,8 @@ def test_rows_by_message_are_mapped_rows_to_the_bit(tmp_path, data, servers, ite
         f"embedding.dynamic.features.item.keys={items}", f"topology.embedding_ps={servers}",
     )  # fmt: skip
     mapped, sent = (
-        train_over_threads(tmp_path / name, data[1], *settings, f"embedding.transport={name}")
-        for name in ("shared", "messages")
+        train_over_threads(tmp_path / name, data[1], *settings, f"run.shared_memory={name}")
+        for name in ("true", "false")
     )
     np.testing.assert_array_equal(sent.losses(), mapped.losses())
     assert sent.result["keys"] == mapped.result["keys"]

@@ -34,7 +34,7 @@ from strength import one_at_a_time
 from torch import nn
 
 from ssmpi.embedding.placement import place
-from ssmpi.runtime.errors import PeerError, TrainingError
+from ssmpi.runtime.errors import TrainingError
 
 
 class PlainTable(nn.Module):
@@ -155,14 +155,14 @@ CASES = {
     "sgd": (train_in_turn, check_against_plain, (SGD,)),
     "rowwise_adagrad": (train_in_turn, check_against_plain, (ADAGRAD,)),
     "vectors and weights": (train_in_turn, check_against_plain, (WEIGHTED,)),
-    "vectors and weights in place": (train_in_turn, check_against_plain, (other(WEIGHTED, transport="shared"),)),
+    "vectors and weights in place": (train_in_turn, check_against_plain, (other(WEIGHTED, shared_memory=True),)),
     "vectors and weights by sgd": (train_in_turn, check_against_plain, (other(WEIGHTED, optimizer="sgd"),)),
     "weights": (train_in_turn, check_against_plain, (WEIGHTS,)),
     "one push in flight": (train_in_turn, check_against_plain, (other(SGD, pushes_in_flight=1),)),
     "threads at once": (train_at_once, check_sum_of_all, (SGD,)),
-    "sgd in place": (train_in_turn, check_against_plain, (other(SGD, transport="shared"),)),
-    "rowwise_adagrad in place": (train_in_turn, check_against_plain, (other(ADAGRAD, transport="shared"),)),
-    "threads at once in place": (train_in_step, check_updates_in_place, (other(SGD, rate=1.0, transport="shared"),)),
+    "sgd in place": (train_in_turn, check_against_plain, (other(SGD, shared_memory=True),)),
+    "rowwise_adagrad in place": (train_in_turn, check_against_plain, (other(ADAGRAD, shared_memory=True),)),
+    "threads at once in place": (train_in_step, check_updates_in_place, (other(SGD, rate=1.0, shared_memory=True),)),
     "threads at once in step": (train_in_step, check_every_update, (other(SGD, rate=1.0),)),
 }
 
@@ -206,7 +206,7 @@ def test_the_number_of_servers_changes_no_bit(options):
 @pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_rows_at_hand_and_rows_by_message_are_the_same_bits(options):
     by_message = over_threads(REMOTE, train_in_turn, options)
-    in_place = over_threads(REMOTE, train_in_turn, other(options, transport="shared"))
+    in_place = over_threads(REMOTE, train_in_turn, other(options, shared_memory=True))
     for (pulled, everything), (pulled_in_place, everything_in_place) in zip(by_message[:2], in_place[:2], strict=True):
         np.testing.assert_array_equal(pulled_in_place, pulled)
         np.testing.assert_array_equal(everything_in_place, everything)
@@ -216,24 +216,21 @@ def test_a_server_without_rows_is_within_reach(monkeypatch):
     """Its memory is empty: there is nothing to map, and nothing to fetch."""
     monkeypatch.setattr("embedding_bodies.CARDINALITIES", (1,) * FEATURES)
     one, more = (
-        over_threads(replace(REMOTE, embedding_ps=servers), train_in_turn, other(SGD, transport="shared"))[0]
+        over_threads(replace(REMOTE, embedding_ps=servers), train_in_turn, other(SGD, shared_memory=True))[0]
         for servers in (1, FEATURES + 2)
     )
     for found, expected in zip(more, one, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_rows_of_another_host_cannot_be_shared(monkeypatch):
-    """``auto`` then sends messages; the test pretends that the PS's host has another name."""
+def test_rows_of_another_host_are_sent(monkeypatch):
+    """The test pretends that the PS's host has another name."""
     monkeypatch.setattr("ssmpi.runtime.mpi.shared_memory.SharedMemory.address", b'{"host": "elsewhere"}', raising=False)
     monkeypatch.setattr(
         "ssmpi.runtime.mpi.shared_memory.SharedMemory.allocate", lambda self, size, first=None: np.empty(size, np.uint8)
     )
-    with pytest.raises(
-        PeerError, match=r"rows of embedding_ps 0 cannot be shared: it runs on host elsewhere, this rank on"
-    ):
-        over_threads(REMOTE, train_in_turn, other(SGD, transport="shared"))
-    check_against_plain(over_threads(REMOTE, train_in_turn, other(SGD, transport="auto"))[:2], SGD)
+    monkeypatch.setattr("embedding_bodies.IN_REACH", False)
+    check_against_plain(over_threads(REMOTE, train_in_turn, other(SGD, shared_memory=True))[:2], SGD)
 
 
 def test_tables_are_split_in_these_tests():

@@ -38,12 +38,14 @@ def make_equal(world, settings, warming_up, furthest, lost=()):
 
 
 def over_trainers(algorithm, pace="shadow", warming_up=False):
-    settings = options(algorithm, pace, transport="messages")
+    settings = options(algorithm, pace, shared_memory=False)
     return over_threads(Topology(3), make_equal, settings, warming_up, [1])[:3]
 
 
-def over_groups(*arguments, transport="messages"):
-    return over_threads(Topology(4, group=2), make_equal, options("bmuf", transport=transport), False, *arguments)[:4]
+def over_groups(*arguments, shared_memory=False):
+    return over_threads(
+        Topology(4, group=2), make_equal, options("bmuf", shared_memory=shared_memory), False, *arguments
+    )[:4]
 
 
 def test_replicas_that_step_together():
@@ -95,7 +97,7 @@ def join_center(world, settings, lost, servers=()):
 def test_members_that_no_group_has_any_more_get_their_center():
     """And their optimizers begin anew; a lost trainer that has a twin gets the twin's sums."""
     groups = Topology(4, 1, 1, 2, group=2)
-    settings = options("easgd", transport="messages")
+    settings = options("easgd", shared_memory=False)
     found = over_threads(groups, join_center, settings, (1, 3))[:4]
     assert [each[:2] for each in found] == [(10.0, 0.0), (11.0, 1.0), (12.0, 2.0), (11.0, 3.0)]
     found = over_threads(groups, join_center, settings, (1, 2))[:4]
@@ -104,7 +106,7 @@ def test_members_that_no_group_has_any_more_get_their_center():
 
 def test_a_lost_center_is_the_mean_of_each_member():
     """Of the shards on the first of two sync PSs; those on the other one stay."""
-    settings = options("easgd", transport="messages")
+    settings = options("easgd", shared_memory=False)
     found = over_threads(Topology(4, 1, 1, 2, group=2), join_center, settings, (), (0,))[:4]
     assert found == [
         (10.0, 0.0, [11.0, 10.0]),
@@ -114,12 +116,12 @@ def test_a_lost_center_is_the_mean_of_each_member():
     ]
 
 
-@pytest.mark.parametrize("transport", ["messages", "auto"])
-def test_a_lost_member_is_that_of_the_other_group(transport):
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_lost_member_is_that_of_the_other_group(shared):
     """Trainer 1 gets what trainer 3 has; members 0 keep theirs. Where trainer 1 kept the global model for both, it
     restarts from what trainer 3 has, without momentum.
     """
-    found = over_groups([0, 1], (1,), transport=transport)
-    kept_by_trainer_3 = [13.0, 13.0] if transport == "messages" else [3.0, 0.0]
+    found = over_groups([0, 1], (1,), shared_memory=shared)
+    kept_by_trainer_3 = [13.0, 13.0] if not shared else [3.0, 0.0]
     assert [weights for weights, _ in found] == [0.0, 3.0, 2.0, 3.0]
     assert [each[:2] for _, each in found] == [[10.0, 10.0], kept_by_trainer_3] * 2

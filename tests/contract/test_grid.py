@@ -30,7 +30,7 @@ def one_round(world, options):
     return on_trainers(world, options, weights, work)
 
 
-ONE_ROUND = options("ma", alpha=1.0, transport="messages")
+ONE_ROUND = options("ma", alpha=1.0, shared_memory=False)
 
 
 def test_members_meet_the_same_member_of_the_other_replica(over_ranks):
@@ -83,7 +83,7 @@ def step_meanwhile(world, options):
 
 
 def test_staleness_counts_all_lanes_of_a_replica():
-    chosen = options("ma", transport="messages")
+    chosen = options("ma", shared_memory=False)
     assert over_threads(Topology(4, group=2), step_meanwhile, chosen)[:4] == [5.0] * 4
 
 
@@ -143,14 +143,14 @@ def blocks(world, options, owners):
 SHADOW = [options(name) for name, kind in sync.ALGORITHMS.items() if not kind.in_the_step]
 BY_LANE = [options(name, "fixed_rate") for name, kind in sync.ALGORITHMS.items() if kind.partner == sync.SYNC_PS]
 CODED = [options(name, codec="bf16") for name, kind in sync.ALGORITHMS.items() if not kind.no_codec]
-BY_MESSAGES = [options(name, transport="messages", fragments=3) for name in ("easgd", "bmuf")]
+BY_MESSAGES = [options(name, shared_memory=False, fragments=3) for name in ("easgd", "bmuf")]
 
 
 @pytest.mark.parametrize("owners", [BY_LAYER, IN_TURN], ids=["layers", "turns"])
 @pytest.mark.parametrize(
     "chosen",
     [*SHADOW, *BY_LANE, *CODED, *BY_MESSAGES],
-    ids=lambda chosen: f"{chosen.algorithm}-{chosen.pace}-{chosen.codec}-{chosen.transport}",
+    ids=lambda chosen: f"{chosen.algorithm}-{chosen.pace}-{chosen.codec}-{chosen.shared_memory}",
 )
 def test_rounds_of_members_are_those_of_the_whole_vector(chosen, owners):
     """To the bit: what two trainers of two threads each would have, cut into what each member owns."""

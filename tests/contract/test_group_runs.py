@@ -114,7 +114,7 @@ def test_all_that_a_group_moves_is_what_its_edges_say(tmp_path, small_data, grou
 def by_messages(folder, data, group, *settings):
     """The run of one lane that exchanges all by messages, in two passes of two parts; they are as the plan says."""
     members = (f"topology.trainers={group}", f"topology.group={group}", 'hierarchy.homes="first"')
-    run = train_over_threads(folder, data, *ONE, *members, *settings, "hierarchy.transport=messages")
+    run = train_over_threads(folder, data, *ONE, *members, *settings, "run.shared_memory=false")
     config, result = load(run.folder / "run.toml"), run.result
     part = transform(config.network, config.places, 0, 0)
     assert result["bytes"]["group"] == part.moved(12_000, int(result["iterations"]), 4)

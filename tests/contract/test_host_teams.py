@@ -56,7 +56,7 @@ def on_hosts(monkeypatch):
 
 def messages(options):
     """The same without shared memory."""
-    return replace(options, transport="messages")
+    return replace(options, shared_memory=False)
 
 
 def same(ours, theirs):
@@ -116,9 +116,7 @@ def turns_with_a_center(world, options):
 
     def work(synchronizers):
         own = synchronizers[0]
-        assert bool(getattr(own.exchange, "mapped", [])) == (
-            options.transport == "auto" and options.merge == "difference"
-        )
+        assert bool(getattr(own.exchange, "mapped", [])) == (options.shared_memory and options.merge == "difference")
         for turn in range(12):
             if turn % 2 == world.rank:
                 weights[:] += replica(100 + turn)
@@ -208,7 +206,7 @@ def test_the_first_trainer_of_each_host_leads(on_hosts):
     [
         (("h0",), options("bmuf")),
         (("h0", "h1"), options("ma")),
-        (("h0", "h0"), options("ma", transport="messages")),
+        (("h0", "h0"), options("ma", shared_memory=False)),
         (("h0", "h0"), options("ma", "fixed_rate")),
         (("h0", "h0"), options("slowmo")),
         (("h0", "h0"), options("gossip")),
@@ -292,7 +290,7 @@ def one_has_ended(world, options, ended):
             own.exchange.end()
         meet(world)
         for _ in range(2):  # the first also measures, by another path
-            if world.rank == ended and options.transport == "messages":
+            if world.rank == ended and not options.shared_memory:
                 own.exchange.round(0, False, own.refer)
             else:
                 own.round()
@@ -451,7 +449,7 @@ def measured(world, options):
 
 
 def test_divergence_of_led_trainers_is_their_own(on_hosts):
-    ours, theirs = (on_hosts(ONE_HOST, measured, way) for way in (options("ma"), options("ma", transport="messages")))
+    ours, theirs = (on_hosts(ONE_HOST, measured, way) for way in (options("ma"), options("ma", shared_memory=False)))
     assert all(np.isnan(before) for before, _ in ours)
     assert [after for _, after in ours] == [after for _, after in theirs]
 

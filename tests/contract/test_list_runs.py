@@ -30,7 +30,7 @@ from ssmpi.trainer.progress import Progress
 # Threads of killed ranks end with what killed them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
-POOLED = ("embedding.transport=messages", "embedding.pooling=server")
+POOLED = ("run.shared_memory=false", "embedding.pooling=server")
 STEPS = ("data.batch_size=50", "embedding.prefetch=false", "data.passes=2", "evaluate.per_pass=2")
 OF_ONE = ("item", "colour")  # lists of one id
 FEW_SIZES = (400, 300, 20, 9, 50)
@@ -192,7 +192,7 @@ def test_rows_of_a_lost_embedding_ps_come_from_their_own_newest_save(tmp_path, d
     settings = (
         *TWO_PS, "recovery.mode=partial", "checkpoint.every_examples=0", "data.batch_size=50",
         "checkpoint.priority=mfu", f"checkpoint.priority_fraction={fraction}",
-        "embedding.transport=messages", f"embedding.pooling={pooling}",
+        "run.shared_memory=false", f"embedding.pooling={pooling}",
     )  # fmt: skip
     killed = Killed(tmp_path, data, *settings)
     placement = placement_of(killed.config)

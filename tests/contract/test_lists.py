@@ -59,7 +59,7 @@ def test_equals_plain_pytorch(alone):
 @pytest.mark.parametrize("pooling", ["trainer", "server"])
 def test_deepfm_equals_plain_pytorch(data, tmp_path, pooling):
     """First-order weights are pooled and learned as vectors are."""
-    messages = ("topology.embedding_ps=1", "embedding.transport=messages", f"embedding.pooling={pooling}")
+    messages = ("topology.embedding_ps=1", "run.shared_memory=false", f"embedding.pooling={pooling}")
     run = train_over_threads(tmp_path, data, *ONE, *RATES, *messages, "model.name=deepfm", "model.deepfm.deep=[16,8]")
     assert_equals_plain_training(
         run, lambda config: PlainListDeepFM((16, 8), LIST_CARDINALITIES, 8, config.run.seed, 2)
@@ -116,7 +116,7 @@ def test_pushes_by_a_codec_are_those_of_its_formula(data, tmp_path, codec):
     ends 5e-8 from its formula, and 1e-5 from that of the whole gradients.
     """
     center = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1", "topology.sync_ps=2")
-    pooled = ("topology.embedding_ps=1", "embedding.transport=messages", "embedding.pooling=server")
+    pooled = ("topology.embedding_ps=1", "run.shared_memory=false", "embedding.pooling=server")
     run = train_over_threads(tmp_path, data, *ONE, *RATES, *center, *pooled, f"sync.codec={codec}")
     config = load(run.folder / "run.toml")
     model = plain_dlrm(config)
@@ -127,10 +127,10 @@ def test_pushes_by_a_codec_are_those_of_its_formula(data, tmp_path, codec):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("transport", ["shared", "messages"])
-def test_where_rows_are_changes_no_bit(alone, data, tmp_path, servers, transport):
+@pytest.mark.parametrize("shared", ["true", "false"])
+def test_where_rows_are_changes_no_bit(alone, data, tmp_path, servers, shared):
     """Messages bring rows."""
-    overrides = (f"topology.embedding_ps={servers}", f"embedding.transport={transport}", "embedding.pooling=trainer")
+    overrides = (f"topology.embedding_ps={servers}", f"run.shared_memory={shared}", "embedding.pooling=trainer")
     same(train_over_threads(tmp_path, data, *ONE, *RATES, *overrides), alone)
 
 
@@ -139,7 +139,7 @@ def test_one_server_that_pools_changes_no_bit(data, tmp_path, optimizer):
     found = [
         train_over_threads(
             tmp_path / pooling, data, *ONE, *RATES, f"embedding.optimizer={optimizer}", "topology.embedding_ps=1",
-            "embedding.transport=messages", f"embedding.pooling={pooling}",
+            "run.shared_memory=false", f"embedding.pooling={pooling}",
         )
         for pooling in ("trainer", "server")
     ]  # fmt: skip
@@ -150,7 +150,7 @@ def test_one_server_that_pools_changes_no_bit(data, tmp_path, optimizer):
 
 def test_several_servers_that_pool_differ_by_rounding(alone, data, tmp_path):
     """A list whose table lies on both is a sum of two sums."""
-    overrides = ("topology.embedding_ps=2", "embedding.transport=messages", "embedding.pooling=server")
+    overrides = ("topology.embedding_ps=2", "run.shared_memory=false", "embedding.pooling=server")
     run = train_over_threads(tmp_path, data, *ONE, *RATES, *overrides)
     np.testing.assert_allclose(run.losses(), alone.losses(), rtol=2e-5, atol=0)
     for f, (table, other) in enumerate(zip(run.tables(), alone.tables(), strict=True)):

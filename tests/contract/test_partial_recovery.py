@@ -381,7 +381,7 @@ def test_a_repeated_batch_is_reported_once_despite_a_second_kill(tmp_path, small
     assert killed.run.result["status"] == "complete"
 
 
-BY_MESSAGES = ("topology.trainers=2", "sync.transport=messages", "embedding.prefetch=true", *ONE[1:])
+BY_MESSAGES = ("topology.trainers=2", "run.shared_memory=false", "embedding.prefetch=true", *ONE[1:])
 EVERY = {
     "none": (), "ma": (), "gossip": (), "bmuf": (), "slowmo": (),
     "synchronous": ("sync.pace=fixed_rate", "sync.every_iterations=1"),

@@ -101,7 +101,7 @@ def locked_center(stall, inject):
     inject(MappedCenter, "move", take)
 
 
-BY_MESSAGE = "sync.transport=messages"
+BY_MESSAGE = "run.shared_memory=false"
 
 
 FAULTS = {

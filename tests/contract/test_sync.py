@@ -271,14 +271,14 @@ def bmuf(**settings):
 
 def by_message(*arguments, **settings):
     """Settings with which no memory is shared."""
-    return options(*arguments, transport="messages", **settings)
+    return options(*arguments, shared_memory=False, **settings)
 
 
 def moved_by_others(options):
     """Whether other processes move a replica while its own steps; pretended ranks take turns, real ones may lose a
     step.
     """
-    return options.transport == "auto" and options.algorithm in SHARED
+    return options.shared_memory and options.algorithm in SHARED
 
 
 def some_ps(number):
@@ -288,7 +288,7 @@ def some_ps(number):
 
 PACED = [options(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace) not in REFUSED]
 PACED += [options("bmuf", bmuf=bmuf(eta=0.7, momentum=0.5))]
-PACED += [replace(o, transport="messages") for o in PACED if o.algorithm in SHARED]
+PACED += [replace(o, shared_memory=False) for o in PACED if o.algorithm in SHARED]
 COUNTED = [options(a, "fixed_rate", alpha=alpha) for a in ("ma", "bmuf", "slowmo") for alpha in (0.3, 1.0)]
 COUNTED += [options("bmuf", "fixed_rate", 3, bmuf=bmuf(eta=0.7, momentum=0.5))]
 WAYS = (options, by_message)

@@ -9,7 +9,7 @@ from tracking_bodies import count, counts_of
 
 from ssmpi.embedding.placement import place
 
-TRANSPORTS = ("messages", "shared")
+SHARED = (False, True)
 
 
 def check(results, servers):
@@ -20,11 +20,11 @@ def check(results, servers):
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_every_lookup_is_counted_over_threads(transport, servers):
-    check(over_threads(replace(REMOTE, embedding_ps=servers), count, transport), servers)
+@pytest.mark.parametrize("shared", SHARED)
+def test_every_lookup_is_counted_over_threads(shared, servers):
+    check(over_threads(replace(REMOTE, embedding_ps=servers), count, shared), servers)
 
 
 def test_every_lookup_is_counted_over_mpi():
-    for results in all_over_mpi(REMOTE, [(count, (transport,)) for transport in TRANSPORTS]):
+    for results in all_over_mpi(REMOTE, [(count, (shared,)) for shared in SHARED]):
         check(results, REMOTE.embedding_ps)

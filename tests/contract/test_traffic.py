@@ -61,7 +61,7 @@ WITH_ROUNDS = [name for name, kind in sync.ALGORITHMS.items() if kind.partner an
 
 @pytest.mark.parametrize(
     "chosen",
-    [options(name, transport="messages", fragments=n) for name in WITH_ROUNDS for n in (1, 3)]
+    [options(name, shared_memory=False, fragments=n) for name in WITH_ROUNDS for n in (1, 3)]
     + [options(name, codec="bf16", fragments=n) for name in ("easgd", "ma") for n in (1, 3)],
     ids=lambda chosen: f"{chosen.algorithm}-{chosen.codec}-{chosen.fragments}",
 )
@@ -186,7 +186,7 @@ def test_rows_move_the_bytes_of_their_formula(servers, chosen):
 
 def test_rows_in_place_move_nothing():
     for counted, rows, _ in over_threads(
-        REMOTE, lookups, replace(SGD, settings=replace(SGD.settings, transport="shared"))
+        REMOTE, lookups, replace(SGD, settings=replace(SGD.settings, shared_memory=True))
     )[:2]:
         assert counted["rows_in_place"] == 2 * rows
         assert sum(size for name, size in counted.items() if name.startswith(("bytes", "messages"))) == 0

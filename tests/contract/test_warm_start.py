@@ -160,7 +160,7 @@ def test_several_trainers_go_on_together(tmp_path, small_data, algorithm):
     kills = [Kill(Progress, "record", 20), Kill(Progress, "record", 10, after=True)]
     several = ("topology.trainers=2", "topology.embedding_ps=2", "checkpoint.every_examples=2000", *BY[algorithm])
     run = train_with_kills(
-        tmp_path, small_data, kills, *several, f"sync.algorithm={algorithm}", "sync.transport=messages"
+        tmp_path, small_data, kills, *several, f"sync.algorithm={algorithm}", "run.shared_memory=false"
     )
     assert (run.result["status"], run.result["examples"]) == ("complete", 6_000)
     check_sizes(tmp_path, load(run.folder / "run.toml"))
@@ -206,7 +206,7 @@ def lost_by_start(monkeypatch, trainers):
     return lambda: [np.sum(told[k : k + trainers], axis=0).tolist() for k in range(0, len(told), trainers)]
 
 
-MESSAGES = ("sync.transport=messages", "embedding.transport=messages", "sync.algorithm=ma")
+MESSAGES = ("run.shared_memory=false", "sync.algorithm=ma")
 EACH_STEP = ("topology.threads=2", "sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1")
 
 

@@ -19,16 +19,16 @@ from ssmpi.runtime.topology import Role
 TRACKING = Tracking("mfu", 0.5)
 
 
-def count(world, transport):
+def count(world, shared):
     """On an embedding PS: how often each of its rows was looked up, and the samples that it was told of. On the first
     trainer: what the PSs have told it, each the samples that it knew of.
     """
-    options = row_options(DIM, rate=0.3, transport=transport)
+    options = row_options(DIM, rate=0.3, shared_memory=shared)
     placement = place(CARDINALITIES, world.topology.embedding_ps)
     if world.role is Role.EMBEDDING_PS:
         return count_on_server(world, options, placement)
     tables = RemoteTables(world.embedding, placement, options, WAITING, tracking=TRACKING)
-    assert tables.shared == [transport == "shared"] * world.topology.embedding_ps
+    assert tables.shared == [shared] * world.topology.embedding_ps
     lookups, told = Lookups(tables, placement, options, thread=0), set()
 
     def steps():
@@ -49,7 +49,7 @@ def count(world, transport):
 
 def count_on_server(world, options, placement):
     scope, service, memory = scope_of(placement, world.index), Service(world.embedding), ProcessMemory()
-    rows, counts = (memory.part(name, shared=options.settings.transport == "shared") for name in ("rows", "accesses"))
+    rows, counts = (memory.part(name, shared=options.settings.shared_memory) for name in ("rows", "accesses"))
     arena = Arena(options, placement, world.index, SEED, rows)
     place_of_counts = counts.allocate(TRACKING.bytes_for(scope))
     place_of_counts[:] = 0

@@ -99,7 +99,7 @@ def test_lists_pooled_by_a_real_embedding_ps_give_the_bits_of_one_trainer(tmp_pa
     """Which ``tests/contract/test_lists.py`` compares with plain PyTorch."""
     data = make_lists_dataset(tmp_path / "data", 900)
     settings = ("embedding.prefetch=false", "data.batch_size=32", "data.passes=2")
-    pooled = ("topology.embedding_ps=1", "embedding.transport=messages", "embedding.pooling=server")
+    pooled = ("topology.embedding_ps=1", "run.shared_memory=false", "embedding.pooling=server")
     run = train(tmp_path / "ranks", data, *settings, *pooled)
     assert run.result["bytes"]["embedding_pull"] > 0
     assert_same_bits(run, train_over_threads(tmp_path / "alone", data, *settings, "topology.embedding_ps=0"))

@@ -77,10 +77,10 @@ def check_one_process(run):
 
 
 @OPTIMIZERS
-@pytest.mark.parametrize(("trainers", "servers", "transport"), [(2, 1, "auto"), (3, 2, "messages")])
-def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimizer, trainers, servers, transport):
+@pytest.mark.parametrize(("trainers", "servers", "shared"), [(2, 1, "true"), (3, 2, "false")])
+def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimizer, trainers, servers, shared):
     """Rows that several trainers met in a step too, for either optimizer."""
-    ranks = (f"topology.trainers={trainers}", f"topology.embedding_ps={servers}", f"embedding.transport={transport}")
+    ranks = (f"topology.trainers={trainers}", f"topology.embedding_ps={servers}", f"run.shared_memory={shared}")
     passes = (f"data.passes={2 if trainers == 2 else 1}",)
     check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *optimizer, *ranks, *passes))
 

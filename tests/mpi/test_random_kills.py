@@ -30,7 +30,7 @@ OFTEN = (
 RUNS = {
     "in place": TWO_TRAINERS,
     "in groups": (*TWO_TRAINERS, "topology.trainers=4", "topology.group=2", "hierarchy.plan=stages"),
-    "by messages": (*ALL_ROLES, "embedding.transport=messages", "sync.transport=messages", "topology.embedding_ps=2"),
+    "by messages": (*ALL_ROLES, "run.shared_memory=false", "topology.embedding_ps=2"),
     "by codecs": (
         *ALL_ROLES[:2], "sync.algorithm=async_ps", "sync.codec=threshold:0.99", "sync.pull_codec=threshold:0.99",
     ),

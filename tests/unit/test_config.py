@@ -52,7 +52,6 @@ GROUP = ("topology.trainers=4", "topology.group=2")
         (('hierarchy.plan="data"',), r"hierarchy\.plan says how the members of a group share a replica"),
         ((*GROUP, 'hierarchy.plan="rows"'), r"hierarchy\.plan must be one of data, stages, got 'rows'"),
         ((*GROUP, 'hierarchy.plan="data"', 'hierarchy.tags=["*: home"]'), r"hierarchy\.tags gives: set one of them"),
-        ((*GROUP, 'hierarchy.transport="mail"'), r"hierarchy\.transport"),
         (("topology.trainers=3", "topology.group=2"), r"trainers = 3 is no multiple of topology\.group = 2"),
     ],
 )
@@ -135,10 +134,7 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("sync.algorithm=synchronous", "set sync.pace = 'fixed_rate' and sync.every_iterations = 1"),
         ("sync.fragments=0", "fragments must be at least 1, got 0"),
         ("sync.warmup_steps=-1", "warmup_steps must be at least 0"),
-        (
-            "sync.easgd.coupling=0.1",
-            "'sync.easgd.coupling' was removed: leave it out; a run behaves as with its default of 0.0",
-        ),
+        ("sync.easgd.coupling=0.1", "'sync.easgd.coupling' was removed: leave it out"),
         ("model.top_k_training=laplace", "'model.top_k_training' was removed: write model.top_k = ['OPERATOR: SHARE l"),
         ("model.top_k_scoring=off", "'model.top_k_scoring' was removed: leave it out; a model is scored as it was tra"),
         (
@@ -172,6 +168,13 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("evaluate.per_pass=0", "per_pass must be at least 1"),
         ("waiting.spins=5", "'waiting.spins' was removed"),
         ("sync.by=trainer", "'sync.by' was removed: leave it out; a run behaves as with its default of \"thread\""),
+        *(
+            (
+                f"{section}.transport=messages",
+                f"'{section}.transport' was removed: leave it out, or set run.shared_memory",
+            )
+            for section in ("sync", "embedding", "hierarchy")
+        ),
         ("waiting.time_limit_seconds=0", "time_limit_seconds must be positive"),
         ("waiting.time_limit_seconds=1e300", "time_limit_seconds must be positive and at most 1e+09, got 1e+300"),
         ("waiting.longest_sleep_us=9", "'waiting.longest_sleep_us' was removed: leave it out"),

@@ -93,7 +93,7 @@ class LockstepRounds:
         self._central = self._kind.partner == SYNC_PS
         # Every merge is a message's: memory that others move knows no staleness.
         self._options = replace(
-            options, pace="fixed_rate", every_iterations=1, every_seconds=0.0, transport="messages", warmup_steps=0
+            options, pace="fixed_rate", every_iterations=1, every_seconds=0.0, shared_memory=False, warmup_steps=0
         )
         topology = Topology(trainers=len(replicas), threads=self._pushing.threads, sync_ps=int(self._central))
         self._channels = {name: Channel(self._job, topology.directory(name)) for name in ("replicas", "center")}

@@ -70,7 +70,7 @@ class Training:
         self._optimizer = dense_optimizer(config.dense, self._replica)
         self._model = self._replica.thread_model()
         # Each batch reads the rows after the previous update, and every PS gets messages.
-        options = replace(config.rows, settings=replace(config.embedding, prefetch=False, transport="messages"))
+        options = replace(config.rows, settings=replace(config.embedding, prefetch=False, shared_memory=False))
         self.looked_up = self.updated = 0
         self._servers = LocalServers(options, self.placement, config.run.seed, COUNTED)
         self.arenas = self._servers.arenas

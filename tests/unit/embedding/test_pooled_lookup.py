@@ -86,7 +86,7 @@ def of(transport, options):
 
 
 def options_of(pooling, **others):
-    return row_options(4, transport="messages", pooling=pooling, **others)
+    return row_options(4, shared_memory=False, pooling=pooling, **others)
 
 
 def one_each(lists, weights):

@@ -51,7 +51,7 @@ def test_it_counts_the_parameters_that_the_model_has(tmp_path, small_data, overr
 
 def test_members_hold_what_they_own_and_copies(tmp_path, small_data):
     """By hand: member 1 owns the first layer, and member 0 all others; only lanes of the first member compute here."""
-    shape = ("model.bottom=[512,16]", "model.top=[8,1]", "topology.trainers=4", "sync.transport=messages")
+    shape = ("model.bottom=[512,16]", "model.top=[8,1]", "topology.trainers=4", "run.shared_memory=false")
     group = ("topology.group=2", "hierarchy.homes=first", 'hierarchy.tags=["bottom.0: 1", "*: 0"]')
     config, flat = (read(tmp_path, small_data, *shape, *more) for more in (group, ()))
     whole, first = flat.network.parameters, 13 * 512 + 512

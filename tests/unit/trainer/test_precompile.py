@@ -32,8 +32,8 @@ def loaded():
 
 
 @pytest.mark.parametrize("what", ["ids", "keys"])
-@pytest.mark.parametrize(("servers", "transport"), [(0, "auto"), (2, "shared"), (2, "messages")])
-def test_no_step_loads_a_kernel(tmp_path, data, what, servers, transport, monkeypatch):
+@pytest.mark.parametrize(("servers", "shared"), [(0, "true"), (2, "true"), (2, "false")])
+def test_no_step_loads_a_kernel(tmp_path, data, what, servers, shared, monkeypatch):
     """Of one trainer, whose PSs find on disk what it has compiled; with pauses at which keys expire."""
     compile_kernels, before = build_trainer.compile_kernels, set()
 
@@ -47,7 +47,7 @@ def test_no_step_loads_a_kernel(tmp_path, data, what, servers, transport, monkey
     settings = ["embedding.table=dynamic", "embedding.dynamic.expire_after_examples=1"] if what == "keys" else []
     train_over_threads(
         tmp_path, data[what], *settings, "data.passes=2", "evaluate.per_pass=2", f"topology.embedding_ps={servers}",
-        f"embedding.transport={transport}",
+        f"run.shared_memory={shared}",
     )  # fmt: skip
     assert before
     assert loaded() <= before, "loaded while it trained"

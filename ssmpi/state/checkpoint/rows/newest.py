@@ -65,7 +65,7 @@ def arena_in(
     """The rows of embedding PS ``index`` in its memory, surviving or initial ones, and the memory of rows and, with
     keyed features, of their keys. The tables are those of a saved ``model``, or of the run's data.
     """
-    setting, shared = config.data.folder, config.embedding.transport != "messages"
+    setting, shared = config.data.folder, config.run.shared_memory
     origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
     placement = config.placement(origin)
     rows = memory.part(ROWS, shared=shared)

@@ -35,7 +35,7 @@ class Posts:
 
 def test_embedding_ps_are_asked_by_their_index():
     posts = Posts(Role.EMBEDDING_PS)
-    tables = RemoteTables(posts, place((40, 30), 2), row_options(transport="messages"), WaitOptions())
+    tables = RemoteTables(posts, place((40, 30), 2), row_options(shared_memory=False), WaitOptions())
     tables.goodbye()
     tables.drain()
     assert posts.sent == [1, 0, 1, 0]

@@ -437,15 +437,15 @@ def plain_losses(tmp_path_factory, small_data):
 
 
 @pytest.mark.parametrize(
-    ("priority", "transport"),
-    [("none", "auto"), ("mfu", "auto"), ("mfu", "messages"), ("ssu", "auto"), ("ssu", "messages"), ("scar", "auto")],
+    ("priority", "shared"),
+    [("none", "true"), ("mfu", "true"), ("mfu", "false"), ("ssu", "true"), ("ssu", "false"), ("scar", "true")],
 )
 def test_saves_beside_training_change_nothing_in_it(
-    tmp_path, small_data, plain_losses, often, monkeypatch, priority, transport
+    tmp_path, small_data, plain_losses, often, monkeypatch, priority, shared
 ):
     kept = []
     monkeypatch.setattr(RowStore, "remove", lambda store: kept.append(store.path))
-    options = ("topology.embedding_ps=2", f"embedding.transport={transport}", f"checkpoint.priority={priority}")
+    options = ("topology.embedding_ps=2", f"run.shared_memory={shared}", f"checkpoint.priority={priority}")
     run = train_over_threads(tmp_path / "run", small_data, *options, *OFTEN, memory=tmp_path)
     np.testing.assert_array_equal(run.losses(), plain_losses)
     assert sorted(kept) == [path_of(run.folder, k) for k in range(2)]
