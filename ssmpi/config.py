@@ -174,11 +174,6 @@ class Config:
 
     def with_network(self, network: Network) -> Config:
         """The same settings with this network, for instance of a saved model. ``dataclasses.replace`` drops it."""
-        require(
-            self.sync.fragments <= network.parameters,
-            f"sync.fragments = {self.sync.fragments:,} is more than the {network.parameters:,} parameters of the dense "
-            "model",
-        )
         own_operators = custom_network.own_operators(network.operators)
         require(
             not own_operators or self.model.precision == "fp32",

@@ -13,4 +13,5 @@ from ssmpi.trainer.sync_ps import optimizer
 def center_alone(options, rank=2):
     """The center of the sync PS of this rank, which takes plain steps; what its methods return is what it answers."""
     service = SimpleNamespace(rank=rank, size=rank + 1, buffer=lambda size: np.empty(size, np.uint8))
-    return sync.exchanges.center(options, optimizer(DenseOptions(optimizer="sgd", rate=1.0)), service, ProcessMemory())
+    make_step = optimizer(DenseOptions(optimizer="sgd", rate=1.0))
+    return sync.make_center(options, make_step, service, ProcessMemory())

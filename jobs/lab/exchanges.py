@@ -1,7 +1,7 @@
 """``python -m jobs.lab exchanges``: what a codec costs in whole exchanges, at both ends, without the messages between
 them, and what the selection of activations costs (``activations``).
 
-``ssmpi plan --step-ms`` uses these figures: the algorithms' ``PASSES``. ``ssmpi bench compression`` measures
+``ssmpi plan --step-ms`` uses these figures: ``sync.easgd.PASSES``. ``ssmpi bench compression`` measures
 codecs alone. Decided: those constants, and ``Codec.nanoseconds``. Last run at 3a5bf4cb (exchanges), 3b50cf47
 (activations).
 """
@@ -16,19 +16,16 @@ import numpy as np
 
 from jobs.lab import activations
 from ssmpi import compress
-from ssmpi.bench.compression import timed
+from ssmpi.bench.compression import SETTLE, timed
 from ssmpi.bench.options import CompressionOptions
 from ssmpi.compress import CodecOptions, MirrorReceiver, MirrorSender, ShardCodecs
 from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.settings import EXAMPLES
 from ssmpi.runtime.traffic import Traffic
-from ssmpi.sync import pushes
-from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
-from ssmpi.sync.exchange import merge_difference
-from ssmpi.sync.mean_mirrors import MeanMirrors
-from ssmpi.sync.options import RoundOptions
+from ssmpi.sync import RoundOptions, async_ps
+from ssmpi.sync.base import merge_difference
+from ssmpi.sync.easgd import ClientMirrors, ReplicaMirrors
 
-SETTLE = 9  # turns: after the refreshes at 1, 2, 4 and 8 the next one is far away
 Turn = Callable[[np.ndarray], tuple[float, ...]]  # seconds of an exchange, after a step float32 (n,)
 
 
@@ -51,27 +48,17 @@ def measure(options: CompressionOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The costs of a codec in nanoseconds per entry: a push (both ends), a mirror (both ends), a round of ``easgd``
-    (both ends), and a round of ``ma`` (each of two trainers).
-    """
+    """The costs of a codec in nanoseconds per entry: a push, a mirror, and a round of ``easgd``, both ends each."""
 
     push_ns: float
     send_ns: float
     receive_ns: float
     easgd_ns: float
-    ma_ns: float
 
     @property
     def easgd_passes(self) -> float:
         """The cost of an ``easgd`` round beyond its two mirrors."""
         return self.easgd_ns - 2 * (self.send_ns + self.receive_ns)
-
-    @property
-    def ma_passes(self) -> float:
-        """The cost of an ``ma`` round beyond its mirrors: each of two trainers sends its replica and half of the mean,
-        and receives half of each.
-        """
-        return self.ma_ns - 1.5 * self.send_ns - self.receive_ns
 
 
 def measure_exchanges(codecs: Sequence[str], entries: int, rounds: int) -> list[Exchange]:
@@ -80,7 +67,7 @@ def measure_exchanges(codecs: Sequence[str], entries: int, rounds: int) -> list[
     Vectors take random walks, like weights, and each turn sends the changes through the classes that runs use, so every
     pass over a vector is timed. The first turns, which are dense and compute thresholds, are not.
     """
-    turns = {text: [each(text, entries) for each in (push, mirror, elastic, mean)] for text in codecs}
+    turns = {text: [each(text, entries) for each in (push, mirror, elastic)] for text in codecs}
     seconds: dict[str, list[list[float]]] = {text: [] for text in codecs}
     generator = np.random.default_rng(1)
     for turn in range(SETTLE + rounds):
@@ -90,18 +77,18 @@ def measure_exchanges(codecs: Sequence[str], entries: int, rounds: int) -> list[
             if turn >= SETTLE:
                 seconds[text].append(found)
     medians = [(1e9 * np.median(seconds[text], axis=0) / entries).tolist() for text in codecs]
-    costs = [Exchange(push_ns=a, send_ns=b, receive_ns=c, easgd_ns=d, ma_ns=e) for a, b, c, d, e in medians]
+    costs = [Exchange(push_ns=a, send_ns=b, receive_ns=c, easgd_ns=d) for a, b, c, d in medians]
     print(exchange_table(codecs, costs, entries, rounds))
     return costs
 
 
 def push(text: str, entries: int) -> Turn:
     """A push of one account, which keeps the residual, decoded to a vector by one sync PS."""
-    codec, traffic = compress.make(text, CodecOptions(life_span=EXAMPLES), entries), Traffic()
+    codec, traffic = compress.make(text, CodecOptions(threshold_interval=EXAMPLES), entries), Traffic()
     left, gradients = vectors(2, entries)
 
     def exchange() -> None:
-        pushes.read_push(pushes.message([codec.take(left)], 1.0, traffic), gradients)
+        async_ps.read_push(async_ps.message([codec.take(left)], 1.0, traffic), gradients)
 
     def turn(step: np.ndarray) -> tuple[float, ...]:
         np.add(left, step, out=left)
@@ -111,9 +98,9 @@ def push(text: str, entries: int) -> Turn:
 
 
 def mirror(text: str, entries: int) -> Turn:
-    """Both ends of a mirror, as in a pull."""
-    weights, whole = vector(entries), [[slice(0, entries)]]
-    own = MirrorSender(ShardCodecs(compress.parse(text, CodecOptions(life_span=EXAMPLES)), whole))
+    """Both ends of a mirror."""
+    weights, whole = vector(entries), [slice(0, entries)]
+    own = MirrorSender(ShardCodecs(compress.parse(text, CodecOptions(threshold_interval=EXAMPLES)), whole))
     other = MirrorReceiver(whole)
 
     def turn(step: np.ndarray) -> tuple[float, ...]:
@@ -126,44 +113,19 @@ def mirror(text: str, entries: int) -> Turn:
 
 def elastic(text: str, entries: int) -> Turn:
     """A trainer's exchange with a center on one sync PS."""
-    options = RoundOptions(algorithm="easgd", codec=text, life_span=EXAMPLES)
-    whole, alpha, replica, center, center_was, replica_was = slice(0, entries), options.alpha, *vectors(4, entries)
-    own, client = ReplicaMirrors(options, [[whole]], (), (0, 0)), ClientMirrors(options, [[whole]], (1, 0, 0))
+    options = RoundOptions(algorithm="easgd", codec=text, threshold_interval=EXAMPLES)
+    alpha, replica, center, center_was, replica_was = options.alpha, *vectors(4, entries)
+    own, client = ReplicaMirrors(options, [slice(0, entries)], (), (0, 0)), ClientMirrors(options, entries, (1, 0, 0))
 
     def exchange() -> None:
-        (payload,) = own.replica.send(replica, 0)
-        own.receive([client.exchange(0, payload, center, alpha)], 0)
-        own.move(whole, alpha, center_was, replica_was)
+        (payload,) = own.replica.send(replica)
+        own.receive([client.exchange(payload, center, alpha)])
+        own.move(alpha, center_was, replica_was)
 
     def turn(step: np.ndarray) -> tuple[float, ...]:
         np.add(replica, step, out=replica)
         found = timed(exchange)[0]
         merge_difference(replica, center_was, replica_was, alpha)  # as without a codec
-        return (found,)
-
-    return turn
-
-
-def mean(text: str, entries: int) -> Turn:
-    """A round of one of two trainers; the other one takes the opposite steps."""
-    options = RoundOptions(algorithm="ma", codec=text, life_span=EXAMPLES)
-    both = [MeanMirrors(options, (), (rank, 2), vector(entries)) for rank in range(2)]
-    replicas, was, means = vectors(2, entries), vectors(2, entries), vectors(2, entries)
-
-    def exchange() -> None:
-        for rank, own in enumerate(both):
-            both[1 - rank].receive_replica(rank, own.replica.send(replicas[rank], 0)[1 - rank], 0)
-        for rank, own in enumerate(both):
-            both[1 - rank].receive_mean(rank, own.answer((True, True), 0), 0)
-        for rank, own in enumerate(both):
-            means[rank] = own.move(0, options.alpha, was[rank])
-
-    def turn(step: np.ndarray) -> tuple[float, ...]:
-        np.add(replicas[0], step, out=replicas[0])
-        np.add(replicas[1], step[::-1], out=replicas[1])
-        found = timed(exchange)[0] / 2
-        for replica, mean_was, replica_was in zip(replicas, means, was, strict=True):
-            merge_difference(replica, mean_was, replica_was, options.alpha)
         return (found,)
 
     return turn
@@ -180,12 +142,12 @@ def vectors(number: int, entries: int) -> list[np.ndarray]:
 
 
 def exchange_table(codecs: Sequence[str], costs: Sequence[Exchange], entries: int, rounds: int) -> str:
-    """One line per codec; the last columns are the cost of a round beyond its mirrors."""
-    head = f"{'codec':24}push ns  send ns  receive ns  mirror ns  easgd round ns  besides  ma round ns  besides"
+    """One line per codec; the last column is the cost of a round beyond its mirrors."""
+    head = f"{'codec':24}push ns  send ns  receive ns  mirror ns  easgd round ns  besides"
     first = f"whole exchanges, {entries:,} entries, medians of {rounds} turns, one core; nanoseconds an entry"
     lines = [
         f"{text:24}{c.push_ns:7.2f}  {c.send_ns:7.2f}  {c.receive_ns:10.2f}  {c.send_ns + c.receive_ns:9.2f}  "
-        f"{c.easgd_ns:14.2f}  {c.easgd_passes:7.2f}  {c.ma_ns:11.2f}  {c.ma_passes:7.2f}"
+        f"{c.easgd_ns:14.2f}  {c.easgd_passes:7.2f}"
         for text, c in zip(codecs, costs, strict=True)
     ]
     return "\n".join([first, head, *lines])

@@ -32,7 +32,7 @@ study() { # NAME SPLIT ARGUMENTS...: one table
   local name=$1 split=$2
   shift 2
   python -m jobs.lab lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" topology.trainers=4 \
-    topology.sync_ps=1 sync.algorithm=async_ps sync.life_span=100 evaluate.final="$split" --gap 2 --staleness 1 \
+    topology.sync_ps=1 sync.algorithm=async_ps sync.threshold_interval=100 evaluate.final="$split" --gap 2 --staleness 1 \
     --output "${json:-$out}/$name.json" "$@" | tee "$out/$name.txt"
 }
 codec=sync.codec=threshold:0.99
@@ -57,7 +57,7 @@ case $what in
     study tuned test sync.codec=dense "${own[@]}" --runs "${4:-8}" --case "$codec embedding.rate=0.15"
     study swapped test sync.codec=dense "${own[@]}" --runs "${4:-2}" --case embedding.rate=0.15 \
       --case "$codec embedding.rate=0.15" --case "$codec embedding.rate=0.3"
-    study shipped test sync.codec=dense "${other[@]}" --runs "${4:-2}" --case "$codec" --case "$codec sync.life_span=1000"
+    study shipped test sync.codec=dense "${other[@]}" --runs "${4:-2}" --case "$codec" --case "$codec sync.threshold_interval=1000"
     ;;
   warm-up) # time ended before it
     study warm-up test sync.codec=dense "${own[@]}" schedule.warmup_examples=50_000 --runs "${4:-4}" \

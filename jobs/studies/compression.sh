@@ -17,20 +17,12 @@ study() { # NAME ARGUMENTS...: one table
     --runs "$seeds" --output "$out/$name.json" "$@" | tee "$out/$name.txt"
 }
 t=sync.codec=threshold
-study pushes sync.algorithm=async_ps topology.sync_ps=1 sync.life_span=100 --gap 2 --staleness 1 \
+study pushes sync.algorithm=async_ps topology.sync_ps=1 sync.threshold_interval=100 --gap 2 --staleness 1 \
   --case sync.codec=bf16 --case $t:0.9 --case $t:0.98 --case $t:0.99 --case $t:0.99:bf16 --case $t:0.995 \
-  --case $t:0.999 --case "$t:0.99 sync.life_span=1" --case "$t:0.99 sync.life_span=1000" \
-  --case "$t:0.99 sync.refresh=plain" --case $t:0.99:whole \
+  --case $t:0.999 --case "$t:0.99 sync.threshold_interval=1" --case "$t:0.99 sync.threshold_interval=1000" \
+  --case $t:0.99:whole \
   --case "$t:0.99 feedback=off" --case sync.codec=random-k:0.99 --case "sync.codec=random-k:0.99 feedback=off"
-# Pulls by mirrors: with whole pulls both directions together fall less than twice.
-p=sync.pull_codec=threshold
-study pulls sync.algorithm=async_ps topology.sync_ps=1 sync.life_span=100 --gap 2 --staleness 1 \
-  --case $t:0.99 --case "$t:0.99 $p:0" --case "$t:0.99 $p:0.9" --case "$t:0.99 $p:0.99" --case "$t:0.98 $p:0.98" --case $p:0.99 \
-  --case "$t:0.99:bf16 $p:0.99:bf16" --case "sync.codec=bf16 sync.pull_codec=bf16" \
-  --case "$t:0.99 sync.pull_codec=random-k:0.99"
 # Rounds by mirrors, both ways: at the gap of dense rounds, and at a smaller one that takes no more bytes.
-for rounds in "easgd 1" "ma 0"; do
-  study "${rounds% *}" sync.algorithm="${rounds% *}" topology.sync_ps="${rounds#* }" sync.life_span=100 --gap 4 \
-    --staleness 1 --case gap=1 --case sync.codec=bf16 --case $t:0.9 --case $t:0.98 --case $t:0.98:bf16 --case $t:0.99 \
-    --case "$t:0.98 gap=1" --case "$t:0.99 gap=1" --case sync.codec=random-k:0.98
-done
+study easgd sync.algorithm=easgd topology.sync_ps=1 sync.threshold_interval=100 --gap 4 --staleness 1 \
+  --case gap=1 --case sync.codec=bf16 --case $t:0.9 --case $t:0.98 --case $t:0.98:bf16 --case $t:0.99 \
+  --case "$t:0.98 gap=1" --case "$t:0.99 gap=1" --case sync.codec=random-k:0.98

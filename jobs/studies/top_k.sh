@@ -37,5 +37,5 @@ study controls sync.algorithm=none --case "$(once 0.95)" --case "$c:own_gradient
 study thresholds sync.algorithm=none "$(once 0.95)" --case "$(once '0.95 laplace')"
 # (c) both halves of DCT: four trainers, gradients above a threshold, and the strongest activations
 g=sync.codec=threshold:0.99
-study hybrid sync.algorithm=async_ps topology.trainers=4 topology.sync_ps=1 sync.life_span=100 --gap 2 --staleness 1 \
+study hybrid sync.algorithm=async_ps topology.trainers=4 topology.sync_ps=1 sync.threshold_interval=100 --gap 2 --staleness 1 \
   --case "$(once 0.9)" --case "$(once 0.95)" --case "$g" --case "$g $(once 0.9)" --case "$g $(once 0.95)"

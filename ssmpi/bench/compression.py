@@ -21,6 +21,7 @@ from ssmpi.bench.options import CompressionOptions
 from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.settings import EXAMPLES
 
+SETTLE = 9  # turns: after the refreshes at 1, 2, 4 and 8 the next one is far away
 T = TypeVar("T")
 
 
@@ -51,15 +52,12 @@ def measure(options: CompressionOptions) -> list[CodecCost]:
     if out:
         atomic_file.check(out)
         atomic_file.check_replaceable(out, re.compile(rb'\{\s*"codecs": \['))
-    made = {
-        text: compress.make(text, compress.CodecOptions(life_span=EXAMPLES, refresh="plain"), entries)
-        for text in codecs
-    }
+    made = {text: compress.make(text, compress.CodecOptions(threshold_interval=EXAMPLES), entries) for text in codecs}
     found: dict[str, list[tuple[float, float, float, int]]] = {text: [] for text in codecs}
     left, decoded, generator = np.empty(entries, np.float32), np.zeros(entries, np.float32), np.random.default_rng(1)
     for text in codecs:
         compress.compile_kernels(compress.parse(text))
-    for _ in range(rounds):
+    for _ in range(SETTLE + rounds):
         gradient = generator.standard_t(3, size=entries).astype(np.float32)
         for text, codec in made.items():
             left[:] = gradient
@@ -75,7 +73,7 @@ def measure(options: CompressionOptions) -> list[CodecCost]:
 
 def cost(codec: str, turns: np.ndarray, entries: int) -> CodecCost:
     """The cost of a codec from its turns, (turns, 4); the first turn computed a threshold."""
-    encode, decode, size, sent = np.median(turns[1:], axis=0) / entries
+    encode, decode, size, sent = np.median(turns[SETTLE:], axis=0) / entries
     return CodecCost(
         codec=codec, encode_ns=1e9 * encode, refresh_ns=1e9 * turns[0, 0] / entries, decode_ns=1e9 * decode,
         bytes_an_entry=float(size), density=float(sent),
@@ -85,7 +83,7 @@ def cost(codec: str, turns: np.ndarray, entries: int) -> CodecCost:
 def table(costs: Sequence[CodecCost], entries: int, rounds: int) -> str:
     """One line per codec; ``times less`` is relative to float32."""
     head = f"{'codec':24}encode ns  refresh ns  decode ns   density  bytes an entry  times less"
-    lines = [f"{entries:,} entries, medians of {rounds - 1} turns, one core; nanoseconds an entry", head]
+    lines = [f"{entries:,} entries, medians of {rounds} turns, one core; nanoseconds an entry", head]
     for c in costs:
         lines.append(
             f"{c.codec:24}{c.encode_ns:9.2f}  {c.refresh_ns:10.2f}  {c.decode_ns:9.2f}  {c.density:8.4f}  "

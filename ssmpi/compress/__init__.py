@@ -13,7 +13,7 @@ from ssmpi.compress.bf16 import BF16
 from ssmpi.compress.codec import Codec, CodecOptions, refuse
 from ssmpi.compress.custom import CustomCodec
 from ssmpi.compress.dense import Dense
-from ssmpi.compress.mirror import MirrorReceiver, MirrorSender, ShardCodecs, Shards
+from ssmpi.compress.mirror import MirrorReceiver, MirrorSender, ShardCodecs
 from ssmpi.compress.payload import (
     PayloadError,
     add,
@@ -90,7 +90,6 @@ __all__ = [
     "MirrorSender",
     "PayloadError",
     "ShardCodecs",
-    "Shards",
     "add",
     "compile_kernels",
     "count_of",

@@ -2,7 +2,7 @@
 
 Error feedback memory is separate, as in GRACE (Xu et al., ICDCS 2021): a codec does not know what earlier payloads left
 unsent. For gradients, the owner calls ``take`` repeatedly on one vector and adds new gradients in between; that vector,
-such as a worker thread's ``PendingGradients`` in ``sync.pushes``, is the memory. For weights that another rank should
+such as a worker thread's ``PendingGradients`` in ``sync.async_ps``, is the memory. For weights that another rank should
 know, it is a ``mirror``.
 """
 
@@ -22,20 +22,17 @@ from ssmpi.runtime.errors import DIVERGED, SettingsError, TrainingError
 from ssmpi.runtime.settings import EXAMPLES, require, within
 
 BLOCK, TINY = kernels.BLOCK, float(np.finfo(np.float32).smallest_subnormal)
-REFRESHES = ("doubling", "plain")
 
 
 @dataclass(frozen=True)
 class CodecOptions:
-    """``share`` is the fraction of entries to drop, in [0, 1). A threshold is used for ``life_span`` encodes; with
-    ``refresh = "doubling"`` it is also recomputed at encodes 1, 2, 4, 8, ..., because the first one is far from later
-    ones; ``"plain"`` is the paper's rule. ``half`` sends values in bfloat16; ``whole`` uses one threshold for all
-    layers.
+    """``share`` is the fraction of entries to drop, in [0, 1). A threshold is used for ``threshold_interval`` encodes;
+    within the first interval it is also computed at encodes 1, 2, 4, 8, ..., because the first one is far from later
+    ones. ``half`` sends values in bfloat16; ``whole`` uses one threshold for all layers.
     """
 
     share: float = 0.0
-    life_span: int = 1000
-    refresh: str = "doubling"
+    threshold_interval: int = 1000
     half: bool = False
     whole: bool = False
 
@@ -44,8 +41,7 @@ class CodecOptions:
             0 <= self.share < 1,
             f"codec: the share of the entries that are dropped must be in [0, 1), got {self.share:g}",
         )
-        require(self.refresh in REFRESHES, f"refresh is doubling or plain, got {self.refresh!r}")
-        within("life_span", self.life_span, 1, EXAMPLES)
+        within("threshold_interval", self.threshold_interval, 1, EXAMPLES)
 
 
 @dataclass(frozen=True, kw_only=True)

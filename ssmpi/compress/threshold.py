@@ -4,14 +4,14 @@
     at a refresh    tau = the k-th largest |W|, k = N - floor(N eta)     of each layer, exactly
     send W where |W| >= tau;  what is left = W elsewhere
 
-The threshold hardly changes during training, so it is computed once per life span; between refreshes it is fixed, and
-the number of entries sent varies. Differences from the paper: a refresh sends k entries, not k + 1; zeros are never
-sent, so a layer with fewer than k nonzero entries has no threshold, sends them all and tries again at the next encode,
-at the cost of counting them; and because the first residuals are small, thresholds are also recomputed at encodes 1, 2,
-4, 8, ... unless ``refresh`` is ``plain``.
+The threshold hardly changes during training, so it is computed once per ``threshold_interval`` (the paper's life span);
+between refreshes it is fixed, and the number of entries sent varies. Differences from the paper: a refresh sends k
+entries, not k + 1; zeros are never sent, so a layer with fewer than k nonzero entries has no threshold, sends them all
+and tries again at the next encode, at the cost of counting them; and because the first residuals are small, thresholds
+are also computed at encodes 1, 2, 4, 8, ... of the first interval.
 
-What is left is kept by the sender: ``sync.pushes.PendingGradients`` for pushes, the difference of ``compress.mirror``
-for pulls and rounds.
+What is left is kept by the sender: ``sync.async_ps.PendingGradients`` for pushes, the difference of ``compress.mirror``
+for rounds.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Threshold(SparseCodec):
         return found
 
     def _refreshes(self, encode: int) -> bool:
-        life_span = self.options.life_span
-        early = self.options.refresh == "doubling" and encode < life_span and encode & (encode - 1) == 0
-        return early or encode % life_span == 0
+        interval = self.options.threshold_interval
+        early = encode < interval and encode & (encode - 1) == 0
+        return early or encode % interval == 0
 
 
 def kth_largest(values: np.ndarray, share: float) -> float:

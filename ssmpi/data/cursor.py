@@ -133,7 +133,7 @@ class DataCursor:
         found = trainers.gather((mine, waiting))
         begun = tuple(one for each, _ in found for one in each)
         if self._trained.handed:
-            self._trained.handed.at_rest([each.piece for each in begun])
+            self._trained.handed.quiesced([each.piece for each in begun])
         self.position = replace(self.position, begun=begun, waiting=tuple(found[0][1]))
         self.advanced |= self.position.left < self._dealt.position.left
 

@@ -150,7 +150,7 @@ class Assignments:
         if given >= 0:
             self._give(asker, self._begun + given)
 
-    def at_rest(self, begun: Sequence[Piece]) -> None:
+    def quiesced(self, begun: Sequence[Piece]) -> None:
         """All threads have paused: what each has ``begun`` is unfinished, every other piece assigned to it is
         finished.
         """

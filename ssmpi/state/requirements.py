@@ -24,8 +24,7 @@ from ssmpi.runtime.quality import BINS, SUMS
 from ssmpi.runtime.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.runtime.settings import COUNT
 from ssmpi.runtime.topology import Role
-from ssmpi.sync import algorithm_of
-from ssmpi.sync.cost import RoundCost
+from ssmpi.sync import RoundCost, algorithm_of
 
 
 def composed(config: Config, features: Features) -> Config:

@@ -1,5 +1,5 @@
-"""Synchronization of dense replicas: one algorithm, one file, one paper; ``exchanges`` chooses how vectors meet, and
-``pace`` decides when rounds run.
+"""Synchronization of dense replicas: an algorithm, with how its vectors meet, is one file and follows one paper;
+``pace`` decides when its rounds run.
 
 A new algorithm is a file beside these and a line in ``ALGORITHMS``, or a file of the user's own that
 ``sync.algorithm`` names; both paces pick it up, and the contract tests one in ``ALGORITHMS``.
@@ -7,23 +7,57 @@ A new algorithm is a file beside these and a line in ``ALGORITHMS``, or a file o
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import field, make_dataclass, replace
+from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssmpi.runtime import user_code
 from ssmpi.runtime.errors import SettingsError, TopologyError
+from ssmpi.runtime.mpi.service import Handler, Service
 from ssmpi.runtime.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.runtime.topology import Topology
-from ssmpi.sync import exchanges
-from ssmpi.sync.algorithms import ALGORITHMS, algorithm_of, check_custom
-from ssmpi.sync.base import ALL_TRAINERS, SYNC_PS, Synchronizer
-from ssmpi.sync.codecs import codec_of, pull_codec_of, try_codec
-from ssmpi.sync.options import DENSE, RoundOptions
-from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace, unread
+from ssmpi.runtime.user_code import GUIDE
+from ssmpi.sync.async_ps import AsyncPS
+from ssmpi.sync.base import ALL_TRAINERS, SYNC_PS, Exchange, RoundCost, Synchronizer
+from ssmpi.sync.bmuf import BMUF
+from ssmpi.sync.center import Center, CenterSynchronizer, MakeStep, MemberCenters
+from ssmpi.sync.easgd import EASGD
+from ssmpi.sync.gossip import Gossip
+from ssmpi.sync.ma import MA
+from ssmpi.sync.none import NoSync
+from ssmpi.sync.options import DENSE, RoundOptions, codec_of, try_codec
+from ssmpi.sync.pace import PACES, Pace, StartThread, pace_of, unread
 from ssmpi.sync.round_context import LocalTrainer, ReplicaMemory, RoundContext, RowAccess
-from ssmpi.sync.warmup import WarmUp
+from ssmpi.sync.slowmo import SlowMo
+from ssmpi.sync.synchronous import Synchronous
+
+if TYPE_CHECKING:
+    from ssmpi.runtime.mpi.rank_memory import ArrayMemory
+    from ssmpi.runtime.topology import Directory
+
+ALGORITHMS: dict[str, type[Synchronizer]] = {
+    "none": NoSync,
+    "easgd": EASGD,
+    "ma": MA,
+    "bmuf": BMUF,
+    "slowmo": SlowMo,
+    "gossip": Gossip,
+    "async_ps": AsyncPS,
+    "synchronous": Synchronous,
+}
+
+
+def algorithm_of(options: RoundOptions) -> type[Synchronizer]:
+    """The class that ``sync.algorithm`` names, in a file of the user's own too; SettingsError if that has none."""
+    if not user_code.names_file(options.algorithm):
+        return ALGORITHMS[options.algorithm]
+    path, name = user_code.parts(options.algorithm)
+    what = "an algorithm: derive it from one, such as MA"
+    return user_code.subclass(path, name, options.source("algorithm"), "sync.algorithm", Synchronizer, what)
 
 
 def _check(options: RoundOptions) -> None:
@@ -33,15 +67,10 @@ def _check(options: RoundOptions) -> None:
         f"algorithm is one of {', '.join(ALGORITHMS)}, or FILE.py:CLASS, got {algorithm!r}",
     )
     require(pace in PACES, f"pace is one of {', '.join(PACES)}, got {pace!r}")
-    require(
-        options.merge in ("difference", "interpolate"), f"merge is difference or interpolate, got {options.merge!r}"
-    )
     require(0 < options.alpha <= 1, f"alpha must be in (0, 1], got {options.alpha}")
     require(0 <= options.cpu_share <= 1, f"cpu_share must be in [0, 1], got {options.cpu_share}")
     within("every_iterations", options.every_iterations, 0, EXAMPLES)
     within("every_seconds", options.every_seconds, 0.0, SECONDS)
-    within("fragments", options.fragments, 1, 10_000)
-    within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
     if not options.own_names:
         require(
             not options.custom,
@@ -51,15 +80,11 @@ def _check(options: RoundOptions) -> None:
 
 
 def _check_algorithm(options: RoundOptions) -> None:
-    """What depends on the algorithm and the codecs."""
+    """What depends on the algorithm and the codec."""
     kind = algorithm_of(options)
-    codec_of(options), pull_codec_of(options)
+    codec_of(options)
     why = kind.no_codec if options.codec != DENSE else ""
     require(not why, f"codec = '{options.codec}': algorithm = '{options.algorithm}' {why}: set sync.codec = 'dense'")
-    require(
-        options.pull_codec == DENSE or kind.steps_elsewhere,
-        f"pull_codec = '{options.pull_codec}': only algorithm = 'async_ps' pulls weights: set it to 'dense'",
-    )
     option_error = kind.option_error(options)
     require(not option_error, f"algorithm = '{options.algorithm}' {option_error}")
     if options.pace == "fixed_rate" and kind.partner:
@@ -92,14 +117,31 @@ def with_code(options: RoundOptions) -> RoundOptions:
     if not options.lacks_code:
         return options
     loaded = replace(options, code=tuple((name, options.source(name)) for name in options.own_names))
-    check_custom(loaded)
-    for name in loaded.own_names.keys() - {"algorithm"}:
-        try_codec(loaded, name)
+    _check_custom(loaded)
+    if "codec" in loaded.own_names:
+        try_codec(loaded)
     try:
         _check_algorithm(loaded)
     except SettingsError as error:
         raise SettingsError(f"sync.{error}") from None
     return loaded
+
+
+def _check_custom(options: RoundOptions) -> None:
+    """Raise SettingsError unless ``[sync.custom]`` are settings of the user's own algorithm."""
+    kind = algorithm_of(options)
+    section: type = getattr(kind, "Options", NoneType)
+    if not user_code.is_own(section):
+        require(
+            not options.custom,
+            f"sync.custom has settings, but sync.algorithm = '{options.algorithm}' has no Options of its own: remove "
+            f"them, or give it a dataclass Options; {GUIDE}",
+        )
+        return
+    path = user_code.path_of(kind)
+    made = f"{path}: Options of '{kind.__name__}'"
+    require(dataclasses.is_dataclass(section), f"{made} is not a dataclass: put @dataclass(frozen=True) before it")
+    user_code.run_user_code(path, f"'{section.__name__}'", lambda: options.own(section), GUIDE)
 
 
 def check_topology(options: RoundOptions, topology: Topology) -> None:
@@ -122,11 +164,6 @@ def _why_not_in_groups(options: RoundOptions, kind: type[Synchronizer]) -> str:
     """
     if kind.in_the_step:
         return f"sync.algorithm = '{options.algorithm}' takes one step of whole replicas: set another algorithm"
-    if options.warmup_steps:
-        return (
-            f"sync.warmup_steps = {options.warmup_steps} makes all threads of a trainer step together, and those of a "
-            "group would wait for each other: set sync.warmup_steps = 0"
-        )
     if kind.partner and kind.partner != SYNC_PS and options.pace == "fixed_rate":
         return (
             f"sync.pace = 'fixed_rate' stops all threads of a trainer for a round of sync.algorithm = "
@@ -140,32 +177,42 @@ def make(options: RoundOptions, weights: np.ndarray, context: RoundContext, thre
     they run rounds of their own.
     """
     kind = algorithm_of(options)
-    each = range(threads if kind.partner == SYNC_PS and options.by_thread else 1)
-    found = [kind(options, exchanges.make(kind, options, weights, context, thread)) for thread in each]
+    number = threads if kind.partner == SYNC_PS and options.by_thread else 1
+    synchronizers = [kind(options, kind.make_exchange(options, weights, context, thread)) for thread in range(number)]
     for thread in range(threads):
-        found[thread % len(found)].optimizer(thread)  # its memory: what is kept of a trainer is made before it trains
-    return found
+        synchronizers[thread % number].optimizer(thread)  # what is kept of a trainer is made before it trains
+    return synchronizers
 
 
-def pace_of(
-    synchronizers: list[Synchronizer], options: RoundOptions, threads: int, start: StartThread, share: float
-) -> Pace:
-    """The pace of a trainer's synchronizers, after a warm-up if there is to be one; see ``make_pace``."""
-    pace = make_pace(synchronizers, options, threads, start, share)
-    return WarmUp(pace, synchronizers[0], options.warmup_steps, threads) if options.warmup_steps else pace
+def make_center(options: RoundOptions, optimizer: MakeStep, service: Service, memory: ArrayMemory) -> Center:
+    """The center of a sync PS; ``optimizer`` is for algorithms that take optimizer steps there."""
+    kind = algorithm_of(options)
+    assert issubclass(kind, CenterSynchronizer), f"{kind.__name__} has no sync PSs"
+    return kind.make_center(options, optimizer, service, memory)
+
+
+def center_handler(
+    options: RoundOptions, optimizer: MakeStep, service: Service, topology: Topology, clients: Directory,
+    memory: ArrayMemory,
+) -> Handler:  # fmt: skip
+    """What a sync PS does with a message: it holds the center in its ``memory``, or one of each member of a group;
+    ``clients`` has the trainers' ranks.
+    """
+    if topology.group == 1:
+        return make_center(options, optimizer, service, memory).handle
+    return MemberCenters(partial(make_center, options, optimizer, service), topology, clients, memory).handle
 
 
 def figures(synchronizers: list[Synchronizer]) -> dict[str, float]:
     """What a trainer reports about its rounds so far: sums over them, except for ``divergence``, which is the last one
-    measured. A round covers the whole vector; if threads run their own rounds, these are means over the threads.
-    ``staleness`` counts the replica's iterations between snapshot and merge.
+    measured. If threads run their own rounds, these are means over the threads. ``staleness`` counts the replica's
+    iterations between snapshot and merge.
     """
-    fragments = len(synchronizers[0].fragments)
     rounds, seconds, staleness, _ = np.mean([s.exchange.tally for s in synchronizers], axis=0).tolist()
     return {
-        "rounds": rounds / fragments,
+        "rounds": rounds,
         "round_seconds": seconds,
-        "staleness": staleness / fragments,
+        "staleness": staleness,
         "divergence": synchronizers[0].exchange.tally[3],
     }
 
@@ -174,17 +221,23 @@ __all__ = [
     "ALGORITHMS",
     "ALL_TRAINERS",
     "SYNC_PS",
+    "Exchange",
     "LocalTrainer",
     "Options",
     "Pace",
     "ReplicaMemory",
     "RoundContext",
+    "RoundCost",
+    "RoundOptions",
     "RowAccess",
+    "StartThread",
     "Synchronizer",
     "algorithm_of",
+    "center_handler",
     "check_topology",
     "figures",
     "make",
+    "make_center",
     "pace_of",
     "unread",
     "with_code",

@@ -24,9 +24,8 @@ import numpy as np
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.settings import require
-from ssmpi.sync.cost import RoundCost
-from ssmpi.sync.exchange import Exchange
-from ssmpi.sync.in_place import Replicas, move, take_mean
+from ssmpi.sync.base import Exchange, RoundCost
+from ssmpi.sync.host_team import Replicas, move, take_mean
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
 
@@ -51,9 +50,7 @@ class BMUFOptions:
 
 
 class BlockFiltered(MA):
-    """Moves replicas towards a global model that follows their mean, one fragment at a time."""
-
-    no_codec = "filters the mean with momentum, which would carry on what a codec tells late"
+    """Moves replicas towards a global model that follows their mean."""
 
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
         super().__init__(options, exchange)
@@ -67,15 +64,14 @@ class BlockFiltered(MA):
         return replace(super().cost(options, topology, parameters), kept=2)
 
     def restart(self) -> None:
-        """The global model restarts from the trainers' equal weights, without momentum."""
+        """From the trainers' equal weights, without momentum."""
         self._global[:], self._delta[:] = self.weights, 0.0
 
     def last_rounds(self) -> None:
         """A last block over all replicas. It runs here, so that ``model`` is idempotent. The replicas move with it as
-        in any other block: otherwise the next part would undo its step.
+        in any other block: otherwise the next segment would undo its step.
         """
-        for _ in self.fragments:
-            self.exchange.round_of_all(self.next_fragment(), self.refer)
+        self.exchange.round_of_all(self.merge_target)
 
     def common(self) -> list[np.ndarray]:
         """Also the global model and its last step."""
@@ -126,23 +122,22 @@ def filter_mean(
 @njit(cache=True, nogil=True)
 def move_filtered(
     replicas: tuple[np.ndarray, np.ndarray, np.ndarray],
-    part: tuple[int, int],
+    size: int,
     kept: tuple[np.ndarray, np.ndarray, np.ndarray],
     coefficients: tuple[float, float, float],
     alpha: float,
-    difference: bool,
 ) -> None:
-    """As ``in_place.average`` with its ``replicas`` (addresses, counts, blocks), but towards the reference that
+    """As ``host_team.average`` with its ``replicas`` (addresses, counts, blocks), but towards the reference that
     ``filter_mean`` makes of their mean and of what is ``kept``: model, delta and reference.
     """
     addresses, counts, blocks = replicas
     model, delta, reference = kept
-    for start in range(part[0], part[1], blocks.shape[1]):
-        stop = min(start + blocks.shape[1], part[1])
+    for start in range(0, size, blocks.shape[1]):
+        stop = min(start + blocks.shape[1], size)
         take_mean(addresses, counts, start, stop - start, blocks)
         mean = blocks[-1, : stop - start]
         filter_mean(mean, model[start:stop], delta[start:stop], reference[start:stop], coefficients)
-        move(addresses, start, blocks, reference[start:stop], alpha, difference)
+        move(addresses, start, blocks, reference[start:stop], alpha)
 
 
 class BMUF(BlockFiltered):  # the same exchange and the same way to leave as model averaging, another use of the mean
@@ -161,13 +156,12 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
         self._coefficients = own.eta, own.momentum, own.momentum if own.nesterov else 0.0
         nothing = np.empty(0, np.float32)
         filter_mean(nothing, nothing, nothing, nothing, self._coefficients)  # compiles now, not in the first round
-        exchange.fuse(self._move_filtered)
+        exchange.set_fused_update(self._move_filtered)
 
-    def refer(self, found: np.ndarray, fragment: int) -> np.ndarray:
+    def merge_target(self, reduced: np.ndarray) -> np.ndarray:
         """Filter the mean of the snapshots into the global model."""
-        model, delta, reference = (values[self.fragments[fragment]] for values in self._filtered)
-        filter_mean(found, model, delta, reference, self._coefficients)
-        return reference
+        filter_mean(reduced, *self._filtered, self._coefficients)
+        return self._reference
 
     def restart(self) -> None:
         """As the base class; the reference restarts there too."""
@@ -189,15 +183,14 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
         super().resume(saved)
         self.weights[:] = self._reference
 
-    def _move_filtered(self, replicas: Replicas, active: np.ndarray, part: slice) -> None:
-        """``refer`` and the merge, in one pass."""
+    def _move_filtered(self, replicas: Replicas, active: np.ndarray, size: int) -> None:
+        """``merge_target`` and the merge, in one pass."""
         move_filtered(
             (replicas.addresses, active, replicas.blocks),
-            (part.start, part.stop),
+            size,
             self._filtered,
             self._coefficients,
             self.options.alpha,
-            self.options.merge == "difference",
         )
 
     def _ahead(self, model: np.ndarray, delta: np.ndarray) -> np.ndarray:

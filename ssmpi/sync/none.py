@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.runtime.mpi.waiting import wait
-from ssmpi.sync.base import Synchronizer
-from ssmpi.sync.exchange import Exchange
+from ssmpi.sync.base import Exchange, Synchronizer
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.round_context import RoundContext
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class NoSyncOptions:
 class NoExchange(Exchange):
     """Nobody to exchange with; the model is the first trainer's replica."""
 
-    def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
+    def reference(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:
         """Nothing."""
         return None
 
@@ -43,3 +43,10 @@ class NoSync(Synchronizer):
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
         super().__init__(options, exchange)
         self.idle = True
+
+    @classmethod
+    def make_exchange(
+        cls, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0
+    ) -> NoExchange:
+        """With nobody."""
+        return NoExchange(options, weights, context)

@@ -1,25 +1,41 @@
-"""The settings of ``[sync]`` that all algorithms share. Those of one algorithm lie beside it, in a section of
-its own.
+"""The settings of ``[sync]`` that all algorithms share, and the codec that they name. Those of one algorithm lie beside
+it, in a section of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
+from ssmpi import compress
+from ssmpi.compress import Codec, CodecOptions
 from ssmpi.runtime import settings, user_code
 from ssmpi.runtime.settings import NO_TRANSPORT
+from ssmpi.runtime.traffic import Traffic
+from ssmpi.runtime.user_code import GUIDE
 
 T = TypeVar("T")
 DENSE = "dense"  # the setting for no codec
-OWN = "algorithm", "codec", "pull_codec"  # settings that may name a class in a file of the user's own
+OWN = "algorithm", "codec"  # settings that may name a class in a file of the user's own
 
 
 @dataclass(frozen=True)
 class RoundOptions:
     """The common fields of ``[sync]``; ``ssmpi.sync`` adds the algorithms' sections."""
 
-    REMOVED: ClassVar = {"by": ("thread", ""), "transport": ("auto", NO_TRANSPORT)}
+    REMOVED: ClassVar = {
+        "by": ("thread", ""),
+        "transport": ("auto", NO_TRANSPORT),
+        "merge": ("difference", ""),
+        "fragments": (1, ""),
+        "warmup_steps": (0, "set schedule.warmup_examples, which raises the learning rates step by step"),
+        "pull_codec": ("dense", "leave it out; pulls of async_ps are whole"),
+        "life_span": (1000, "set sync.threshold_interval"),
+        "refresh": ("doubling", ""),
+    }
     algorithm: str = "ma"
     """What a round does: ``none``, ``easgd``, ``ma``, ``bmuf``, ``slowmo``, ``gossip``, ``async_ps``, ``synchronous``,
     or ``FILE.py:CLASS``, a class of your own.
@@ -31,10 +47,6 @@ class RoundOptions:
     """
     alpha: float = 0.5
     """Elastic weight: the share of the way that a round moves a replica."""
-    merge: str = "difference"
-    """How the result of a background round is merged into live weights: ``difference`` adds what the round changed,
-    ``interpolate`` moves them towards the result.
-    """
     cpu_share: float = 0.0
     """Most of a core that the shadow thread takes, sleeping between rounds; 0: a full core if the host has one for
     every thread, else all shadow threads together take 1 % of its cores.
@@ -43,23 +55,15 @@ class RoundOptions:
     """At a fixed rate: iterations from one round to the next."""
     every_seconds: float = 0.0
     """At a fixed rate: seconds from one round to the next."""
-    fragments: int = 1
-    """Parts of the vector; a round exchanges one of them, in turn."""
-    warmup_steps: int = 0
-    """First steps that all worker threads take together, with the mean of their gradients; 0: none."""
     codec: str = DENSE
-    """Encodes the pushes of ``async_ps`` and, both ways, the rounds of ``easgd`` and ``ma``, which then use messages
-    also within a host: ``dense`` (float32), ``bf16``, ``threshold:0.99``, which drops 99 % of the entries and keeps
+    """Encodes the pushes of ``async_ps`` and, both ways, the rounds of ``easgd``, which then use messages also within a
+    host: ``dense`` (float32), ``bf16``, ``threshold:0.99``, which drops 99 % of the entries and keeps
     them for later, or ``random-k:0.99``, the control for it. ``:bf16`` behind it sends values in 16 bits, ``:whole``
     uses one threshold for all layers.
     """
-    life_span: int = 1000
-    """Pushes or rounds for which a codec's threshold is used."""
-    refresh: str = "doubling"
-    """``doubling`` also computes the threshold again at pushes 1, 2, 4, 8, ...; ``plain`` does not."""
-    pull_codec: str = DENSE
-    """The same as ``codec`` for the weights that ``async_ps`` pulls: a sync PS answers with the entries that differ
-    most from the trainer's copy; with ``threshold:0`` with all that have changed, which are few if pushes are encoded.
+    threshold_interval: int = 1000
+    """Pushes or rounds from one computation of a codec's threshold to the next; before the second one also at 1, 2, 4,
+    8, ...
     """
     custom: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of an algorithm from a file of your own, by name."""
@@ -99,3 +103,28 @@ class RoundOptions:
         """The algorithm, as checkpoints record whose state they hold."""
         own = "algorithm" in self.own_names
         return user_code.identity(self.algorithm, self.source("algorithm")) if own else self.algorithm
+
+
+def codec_of(options: RoundOptions) -> tuple[type[Codec], CodecOptions]:
+    """The codec of pushes and rounds; SettingsError if there is none of that name."""
+    source = options.source("codec") if user_code.names_file(options.codec) else b""
+    return compress.parse(options.codec, CodecOptions(threshold_interval=options.threshold_interval), source)
+
+
+def try_codec(options: RoundOptions) -> None:
+    """Raise SettingsError unless the user's own codec can encode and decode a vector."""
+    kind, own = codec_of(options)
+    what = f"'{kind.__name__}', tried on a vector"
+    user_code.run_user_code(user_code.path_of(kind), what, lambda: compress.compile_kernels((kind, own)), GUIDE)
+
+
+def expected_bytes(codec: tuple[type[Codec], CodecOptions], shards: Sequence[slice]) -> float:
+    """Payload bytes of all shards, at the configured density."""
+    kind, own = codec
+    return sum(kind.expected_bytes(own, part.stop - part.start) for part in shards)
+
+
+def count_entries(payloads: Sequence[np.ndarray], traffic: Traffic) -> None:
+    """Count the entries that codecs were given and sent."""
+    for payload in payloads:
+        traffic.add_entries(*compress.count_of(payload))

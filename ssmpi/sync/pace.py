@@ -8,10 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from ssmpi.runtime.protocols import DenseStep
 from ssmpi.sync.base import SYNC_PS, Synchronizer
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.thread_barrier import ThreadBarrier
 
 StartThread = Callable[..., threading.Thread]  # (name, body, *arguments): begins a guarded thread of this rank
 
@@ -22,20 +20,16 @@ class Pace:
     """
 
     def begin(self) -> None:
-        """A part of the run starts: worker threads are about to train."""
+        """A segment of the run starts: worker threads are about to train."""
 
     def after_step(self, thread: int) -> None:
         """A worker thread has finished an iteration."""
 
     def thread_done(self, thread: int) -> None:
-        """A worker thread has no more data in this part of the run."""
+        """A worker thread has no more data in this segment of the run."""
 
     def end(self) -> None:
         """All worker threads of this trainer are done: take part until all trainers are."""
-
-    def optimizer(self, own: DenseStep) -> DenseStep:
-        """The optimizer for a worker thread, whose default is ``own``."""
-        return own
 
 
 class Shadow(Pace):
@@ -108,6 +102,47 @@ class EachThread(Pace):
             synchronizer.close()
 
 
+class ThreadBarrier:
+    """Where the worker threads of a trainer stop at their next step, and the last to arrive works for all of them."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._called = False
+        self._present = self._expected = 0
+        self._held = 0
+
+    def open(self, threads: int) -> None:
+        """Expect this many threads."""
+        self._expected = threads
+
+    def pause_if(self, due: Callable[[], bool], work: Callable[[], object]) -> None:
+        """Call all threads to the barrier if ``due``; if any thread did, wait here until the work is done."""
+        with self._condition:
+            self._called = due() or self._called
+            if not self._called:
+                return
+            self._present += 1
+            held = self._held
+            self._hold(work)
+            while held == self._held:
+                self._condition.wait()
+
+    def leave(self, work: Callable[[], object]) -> None:
+        """One thread fewer to expect; if all others are waiting, do the work for them."""
+        with self._condition:
+            self._expected -= 1
+            if self._present:
+                self._hold(work)
+
+    def _hold(self, work: Callable[[], object]) -> None:
+        if self._present < self._expected:
+            return
+        work()
+        self._held += 1
+        self._present, self._called = 0, False
+        self._condition.notify_all()
+
+
 class Together(Pace):
     """Fixed rate, all worker threads of the trainer pause while one of them runs the round: FR-MA, FR-BMUF."""
 
@@ -141,7 +176,7 @@ class Follower(Pace):
         self._synchronizer = synchronizer
 
     def begin(self) -> None:
-        """A part begins."""
+        """A segment begins."""
         self._synchronizer.exchange.begin()
 
     def end(self) -> None:
@@ -197,7 +232,7 @@ def unread(options: RoundOptions) -> list[str]:
     return [name for name in PACES[options.pace] if getattr(options, name) != getattr(default, name)]
 
 
-def make_pace(
+def pace_of(
     synchronizers: list[Synchronizer], options: RoundOptions, threads: int, start: StartThread, share: float
 ) -> Pace:
     """The pace that ``[sync]`` names. With a center each worker thread may have a synchronizer, all else has one a

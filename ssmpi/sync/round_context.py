@@ -82,15 +82,13 @@ class LocalTrainer:
 @dataclass
 class RoundContext:
     """The ranks that a synchronizer communicates with: in ``replicas`` the same member of every replica, and the sync
-    PSs in ``center``. With ``merge_later`` a round hands over the merge of what it got; a benchmark that sets times
-    calls it when it is due.
+    PSs in ``center``.
     """
 
     replicas: Conversation
     center: Conversation
     waiting: WaitOptions
     local: LocalTrainer = field(default_factory=LocalTrainer)
-    merge_later: Callable[[Callable[[], None]], None] | None = None
 
     @property
     def sync_ps(self) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.runtime.settings import require
+from ssmpi.sync.base import Exchange
 from ssmpi.sync.bmuf import BlockFiltered
-from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import RoundOptions
 
 
@@ -49,11 +49,10 @@ class SlowMo(BlockFiltered):
         super().__init__(options, exchange)
         self._own = options.own(SlowMoOptions)
 
-    def refer(self, found: np.ndarray, fragment: int) -> np.ndarray:
+    def merge_target(self, reduced: np.ndarray) -> np.ndarray:
         """Step the slow weights by the mean of the snapshots; gamma is the last word."""
-        own, part, gamma = self._own, self.fragments[fragment], found[-1]
-        slow, u = self._global[part], self._delta[part]
+        own, slow, u, gamma = self._own, self._global, self._delta, reduced[-1]
         u *= own.momentum
-        u += (slow - found[:-1]) / gamma
+        u += (slow - reduced[:-1]) / gamma
         slow -= own.rate * gamma * u
         return slow

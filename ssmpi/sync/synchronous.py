@@ -3,9 +3,9 @@
     g = sum_i b_i g_i / sum_i b_i          g_i: of the mean loss over trainer i's batch of b_i examples
 
 Dense gradients meet in an all-reduce, and every trainer takes the same step with them; row gradients are exchanged so
-that each row gets one update, the sum over all trainers (see ``rows``). With ``embedding.prefetch = false`` n trainers
-with batches of b compute what one process computes with batches of n b, up to rounding: the anchor of exactness for
-everything that is faster. With prefetch the rows are one step old, as they are in every other algorithm.
+that each row gets one update, the sum over all trainers (see ``synchronous_rows``). With ``embedding.prefetch = false``
+n trainers with batches of b compute what one process computes with batches of n b, up to rounding: the anchor of
+exactness for everything that is faster. With prefetch the rows are one step old, as they are in every other algorithm.
 
 Before each step all trainers agree on it: one all-reduce of n^2 + 2 float64 words, with how many rows go from each
 trainer to each other. That is 0.5 KB for 8 trainers and 32 KB for 64, little compared with the dense gradients, but
@@ -26,13 +26,12 @@ from ssmpi.runtime.mpi.waiting import wait
 from ssmpi.runtime.protocols import DenseModel, DenseStep
 from ssmpi.runtime.topology import Topology
 from ssmpi.runtime.traffic import Link
-from ssmpi.sync.average import Average, reduced_bytes
-from ssmpi.sync.cost import RoundCost
-from ssmpi.sync.exchange import Exchange
+from ssmpi.sync.base import Exchange, RoundCost
+from ssmpi.sync.ma import Average, reduced_bytes
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.round_context import RoundContext
-from ssmpi.sync.rows import SynchronousRows
+from ssmpi.sync.synchronous_rows import SynchronousRows
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,7 @@ class Synchronous(NoSync):
             return (
                 "exchanges gradients inside of every step: set sync.pace = 'fixed_rate' and sync.every_iterations = 1"
             )
-        if options.warmup_steps:
-            return "warms up by synchronous steps anyway: set sync.warmup_steps = 0"
-        return "sends every gradient whole: set sync.fragments = 1" if options.fragments > 1 else ""
+        return ""
 
     @classmethod
     def topology_error(cls, topology: Topology) -> str:

@@ -33,8 +33,7 @@ from ssmpi.state.requirements import (
     row_memory,
 )
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS, algorithm_of
-from ssmpi.sync.options import DENSE
-from ssmpi.sync.rows import row_gradient_bytes
+from ssmpi.sync.synchronous_rows import row_gradient_bytes
 from ssmpi.tools import group_plan
 from ssmpi.tools.units import in_units
 
@@ -221,21 +220,18 @@ def traffic(config: Config, placement: Placement) -> str:
                 f"  and for keys of PSs on other hosts: {in_units(asked)} more, {servers} messages in: keys, and rows "
                 "that they share"
             )
-    kind, sync = algorithm_of(config.sync), config.sync
-    found = round_cost(config).sent
-    each = {link: size / sync.fragments for link, size in found.items()}
-    when = "an iteration, too" if kind.in_the_step else "a round" if sync.fragments == 1 else "a round of one fragment"
+    kind, sent = algorithm_of(config.sync), round_cost(config).sent
+    when = "an iteration, too" if kind.in_the_step else "a round"
     if kind.in_the_step and n > 1:
         rows = in_units(row_gradient_bytes((n - 1) / n * ids, dim))
         lines.append(f"  an iteration, too: {rows} of row gradients to other trainers")
     if kind.partner == SYNC_PS:
-        there, back = (in_units(each[link]) for link in (Link.CENTER_PUSH, Link.CENTER_PULL))
+        there, back = (in_units(sent[link]) for link in (Link.CENTER_PUSH, Link.CENTER_PULL))
         lines.append(f"  {when}: {there} to {kind.partner} and {'as much' if there == back else back} back")
     elif kind.partner == ALL_TRAINERS:
-        how = "ring all-reduce" if sync.codec == DENSE else "payloads to owners of shards, and theirs to all"
-        lines.append(f"  {when}: {in_units(each[Link.TRAINERS])} sent by each of {n} {who} ({how})")
+        lines.append(f"  {when}: {in_units(sent[Link.TRAINERS])} sent by each of {n} {who} (ring all-reduce)")
     elif kind.partner:
-        lines.append(f"  {when}: {in_units(each[Link.TRAINERS])} to {kind.partner} and as much back")
+        lines.append(f"  {when}: {in_units(sent[Link.TRAINERS])} to {kind.partner} and as much back")
     return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"
 
 

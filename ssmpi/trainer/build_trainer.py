@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.runtime.compiled import first_use
 from ssmpi.runtime.files.log import during, log
 from ssmpi.runtime.mpi.failure import start
-from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.mpi.shared_memory import Memory
 from ssmpi.runtime.protocols import DenseOptimizer
 from ssmpi.state.checkpoint import parent
@@ -127,14 +125,10 @@ def progress(config: Config, rows: int, saved: Saved | None, memory: RankMemory,
 
 
 def synchronization(
-    config: Config, world: World, replica: Replica, local: sync.LocalTrainer, saved: Saved | None
+    config: Config, world: World, replica: Replica, local: sync.LocalTrainer
 ) -> tuple[list[sync.Synchronizer], sync.Pace]:
     """The synchronizers of a trainer, and their pace."""
     options, threads = config.sync, config.topology.replica_lanes
-    if saved and (saved.state["examples"] or isinstance(saved, WarmState)):
-        options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
-    if not options.warmup_steps and not local.memory.kept:
-        local.memory.note(PersistedKey.WARMED_UP, True)
     context = sync.RoundContext(world.replicas, world.center, config.waiting, local)
     synchronizers = sync.make(options, replica.vector, context, threads)
     return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)

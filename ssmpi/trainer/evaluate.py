@@ -141,7 +141,7 @@ class Evaluations:
     waiting: WaitOptions
     results: RunResults | None
     model: CommonModel
-    rest: Callable[[], None]
+    quiesce: Callable[[], None]
 
     @property
     def options(self) -> EvaluateOptions:
@@ -161,11 +161,11 @@ class Evaluations:
         """Score the common model on a split, if the data set has it."""
         if not self.has(split):
             return None
-        self._come_to_rest()
+        self._pause()
         return self.score(split, self.model.weights())
 
-    def _come_to_rest(self) -> None:
-        self.rest()
+    def _pause(self) -> None:
+        self.quiesce()
         if self.results:
             self.results.logbook.window()
 
@@ -186,7 +186,7 @@ class Evaluations:
         blocks = cursor.unseen() if self.options.progressive else []
         if not blocks or self._is_scored_ahead(part):
             return False
-        self._come_to_rest()
+        self._pause()
         vector, clock = self.model.weights(), Clock()
         found = self.evaluator.measure(cursor.reader, blocks, vector, self.waiting)
         if found is None:

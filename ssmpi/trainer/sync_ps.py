@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmpi import sync
 from ssmpi.model import optimizers
 from ssmpi.model.options import DenseOptions
 from ssmpi.runtime.host import cpu_usage
 from ssmpi.runtime.mpi.service import Service
 from ssmpi.runtime.mpi.world import World
 from ssmpi.state.recovery.start import BEGINNING, Start
-from ssmpi.sync import exchanges
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -25,7 +25,7 @@ def serve_center(config: Config, world: World, folder: Path, start: Start = BEGI
     """The whole life of a sync PS. The first trainer sends the initial center."""
     world.start_heartbeat(config.waiting)
     service = Service(world.center)
-    handler = exchanges.handler(
+    handler = sync.center_handler(
         config.sync, optimizer(config.dense), service, config.topology, world.center.directory, start.memory
     )
     cpu_usage.set_up()

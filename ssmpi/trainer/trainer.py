@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 class Trainer:
     """The object that ``ssmpi/train.py`` works with."""
 
-    _save_agreed, _started, _came_to_rest = False, False, 0.0
+    _save_agreed, _started, _quiesce_seconds = False, False, 0.0
 
     def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
@@ -72,7 +72,7 @@ class Trainer:
             sync.ReplicaMemory(world.host, self.replica.memory, self.replica.owned.borders), memory,
             helped=np.zeros(config.topology.helpers(world.index), np.int64),
         )  # fmt: skip
-        self.synchronizers, self.pace = build_trainer.synchronization(config, world, self.replica, local, saved)
+        self.synchronizers, self.pace = build_trainer.synchronization(config, world, self.replica, local)
         self._under_way = trained.under_way(self.progress.scored)
         self._cursor = build_trainer.cursor(config, world, self._reader, self._control.checked, saved, trained)
         self._prefetched = [PrefetchedRows(stream.was_cut) for stream in self._cursor.streams]
@@ -91,7 +91,7 @@ class Trainer:
         self._checkpoints = CheckpointManager(context, logbook, self.progress.examples_of_all)
         scoring = self.replica.scoring_model
         evaluator = Evaluator(config.evaluate, self._reader.folder, world, self.tables.lookups, scoring, self._stop)
-        self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results, self._model, self._rest)
+        self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results, self._model, self._quiesce)
         selected = saved.state.get(SELECTION) if saved else None
         self._selection = ModelSelection(
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
@@ -149,7 +149,7 @@ class Trainer:
 
     def optimizer_of(self, thread: int) -> DenseStep:
         """The optimizer of a worker thread: the trainer's dense optimizer, unless the synchronizer provides its own."""
-        own = self.pace.optimizer(self.synchronizers[thread % len(self.synchronizers)].optimizer(thread))
+        own = self.synchronizers[thread % len(self.synchronizers)].optimizer(thread)
         return own if thread in self._lanes.helpers else self._lanes.optimizer(own)
 
     def train_part(self, hogwild: Callable[[int, Trainer], None], help_lane: Callable[[int, Trainer], None]) -> None:
@@ -160,7 +160,7 @@ class Trainer:
             unchecked = share(self._cursor.shards(), self._control.checked, self.world.index, self.world.trainers.size)
             self.start("check", check, self._reader, unchecked, self._control.tell_checked)
             with during("waiting for the other ranks"):
-                self._rest()  # all begin together: otherwise the first one that is ready would take the others' blocks
+                self._quiesce()  # all begin together: otherwise the first one to be ready would take the others' blocks
             cpu_usage.set_up()
             lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
             restart.resumed(self._notes, self.progress.examples_of_all, lost, self.world.trainers)
@@ -188,7 +188,7 @@ class Trainer:
         self._save_agreed = bool(wishes[1])
         self._cursor.gather_remaining(self.world.trainers)
         self._sweep()
-        self._came_to_rest = clock.wall
+        self._quiesce_seconds = clock.wall
 
     def start(self, name: str, body: Callable[..., object], *arguments: object) -> Thread:
         """Start a guarded thread of this rank."""
@@ -220,16 +220,16 @@ class Trainer:
     def checkpoint_if_due(self) -> None:
         """Save a checkpoint, if one is due."""
         if self._save_agreed and not self.stopped:
-            self._rest()
-            came_to_rest = 0.0 if self._cursor.position.done else self._came_to_rest
-            self._checkpoints.save(partial(self._state, self._cursor.coming), came_to_rest)
+            self._quiesce()
+            quiesce_seconds = 0.0 if self._cursor.position.done else self._quiesce_seconds
+            self._checkpoints.save(partial(self._state, self._cursor.coming), quiesce_seconds)
             self._save_agreed = False
 
     def save(self) -> None:
         """Write the model into the run folder: the dense weights that are evaluated, and every PS's tables. A run that
         was asked to stop writes a checkpoint instead, if it has advanced.
         """
-        self._rest()
+        self._quiesce()
         if self.stopped:
             if self._cursor.advanced:
                 self._checkpoints.save_and_stop(partial(self._state, self._cursor.position))
@@ -249,16 +249,16 @@ class Trainer:
         self.tables.transport.goodbye()
         self.synchronizers[0].exchange.goodbye()
 
-    def _rest(self) -> None:
+    def _quiesce(self) -> None:
         """Wait until every push of every trainer has been applied."""
         self.tables.transport.drain()
-        wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to come to rest)")
+        wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to finish their pushes)")
 
     def _sweep(self) -> None:
         """Let dynamic tables free rows while all trainers rest. Scores, checkpoints and further training follow."""
         if not self.tables.placement.keyed:
             return
-        self._rest()
+        self._quiesce()
         if self._results:
             counts = self.tables.sweep(self._cursor.examples)
             self._results.swept(dict(zip(self._reader.manifest.features.keyed, counts, strict=True)))

@@ -38,10 +38,10 @@ def late_partner(world, options):
         (own,) = synchronizers
         exchange, number = own.exchange.reference, [0]
 
-        def late(snapshot, fragment, active):
+        def late(snapshot, active):
             number[0] += 1
             if number[0] != ROUND:
-                return exchange(snapshot, fragment, active)
+                return exchange(snapshot, active)
             before, background = home.iterations.copy(), options.pace == "shadow"
             begun.set()
             if world.rank == 1 and background:
@@ -50,7 +50,7 @@ def late_partner(world, options):
                 time.sleep(LATE)
             elif background:
                 threading.Thread(target=report, args=(before,), daemon=True).start()
-            reference = exchange(snapshot, fragment, active)
+            reference = exchange(snapshot, active)
             seen.append(home.iterations - before)
             return reference
 

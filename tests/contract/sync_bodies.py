@@ -83,7 +83,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     kind = sync.algorithm_of(options)
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
         service = Service(world.center)
-        handler = sync.exchanges.handler(
+        handler = sync.center_handler(
             options, optimizer(dense), service, world.topology, world.center.directory, ProcessMemory()
         )
         service.serve(world.topology.trainers, handler)
@@ -99,7 +99,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     context = sync.RoundContext(world.replicas, world.center, WAITING, home)
     synchronizers = sync.make(options, weights, context, world.topology.replica_lanes)
     for synchronizer in synchronizers:
-        for name in ("move", "move_in_place"):
+        for name in ("move", "update_in_place"):
             if hasattr(synchronizer.exchange, name):
                 setattr(synchronizer.exchange, name, in_turns(turns(world), getattr(synchronizer.exchange, name)))
     result = work(synchronizers)
@@ -163,7 +163,7 @@ def with_pace(world, options, synchronizers, gradients, steps, examples=1):
 
     def work(thread):
         own, transport = synchronizers[thread % len(synchronizers)], synchronizers[0].rows
-        optimizer = pace.optimizer(own.optimizer(thread))
+        optimizer = own.optimizer(thread)
         for _ in range(steps[thread]):
             model, factor = ThreadModel(own.weights, gradients(thread), examples), own.context.local.factor()
             if transport:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from late_partner import check_late_partner, late_partner
 from ranks import all_over_mpi, over_threads
-from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, with_pace
+from sync_bodies import PARAMETERS, on_trainers, options, replica, with_pace
 
 from ssmpi import sync
 from ssmpi.model.options import DenseOptions
@@ -20,69 +20,6 @@ from ssmpi.runtime.topology import Topology
 TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)
 FIVE = Topology(trainers=5, threads=1, embedding_ps=1, sync_ps=0)
 ALL = tuple(sync.ALGORITHMS)
-
-
-# Fragments
-
-
-def whole_rounds(world, options):
-    """Blocks of learning, each followed by as many rounds as make a whole vector; with a center the trainers in
-    turn.
-    """
-    weights, alone = replica(0), options.algorithm == "easgd"
-
-    def turn(rank, work):
-        if world.rank == rank or not alone:
-            work()
-        meet(world)
-
-    def work(synchronizers):
-        def rounds():
-            for _ in range(options.fragments):
-                synchronizers[0].round()
-
-        for block in range(4):
-            weights[:] += 0.1 * replica(10 * block + world.rank)
-            for rank in range(2 if alone else 1):
-                turn(rank, rounds)
-        after = weights.copy()
-        for rank in range(2 if alone else 1):
-            turn(rank, synchronizers[0].close)
-        return after, synchronizers[0].model(), sync.figures(synchronizers)["rounds"]
-
-    return on_trainers(world, options, weights, work)
-
-
-@pytest.mark.parametrize("fragments", [2, 3, 7])
-@pytest.mark.parametrize("algorithm", ["easgd", "ma", "bmuf", "slowmo"])
-def test_fragments_are_the_same_arithmetic(algorithm, fragments):
-    """To the last bit, where nothing is learned between the rounds of the fragments."""
-    whole = over_threads(TWO, whole_rounds, options(algorithm))
-    parts = over_threads(TWO, whole_rounds, options(algorithm, fragments=fragments))
-    for a, b in zip(whole[:2], parts[:2], strict=True):
-        for one, other in zip(a[:2], b[:2], strict=True):
-            np.testing.assert_array_equal(one, other)
-        assert a[2] == pytest.approx(b[2]) == (5 if algorithm == "easgd" else 4)
-
-
-def one_fragment(world, options):
-    weights = replica(world.rank)
-
-    def work(synchronizers):
-        synchronizers[0].round()
-        after = weights.copy()
-        synchronizers[0].close()
-        return after
-
-    return on_trainers(world, options, weights, work)
-
-
-@pytest.mark.parametrize("algorithm", ["easgd", "ma", "bmuf", "slowmo"])
-def test_a_round_moves_one_fragment_and_nothing_else(algorithm):
-    result = over_threads(TWO, one_fragment, options(algorithm, fragments=4, alpha=0.3))[1]
-    moved = result != replica(1)
-    assert np.all(moved[: PARAMETERS // 4])
-    assert not np.any(moved[PARAMETERS // 4 :])
 
 
 # SlowMo
@@ -392,14 +329,8 @@ def expected_of(options):
     """
     if options.algorithm == "async_ps":
         return -sum(FACTORS[rank] * sum_of(rank, 2) for rank in range(2))
-    if options.algorithm == "synchronous":
-        factor, gradient = (
-            (EXAMPLES[0] * a + EXAMPLES[1] * b) / 4 for a, b in (FACTORS, [sum_of(r, 1) for r in range(2)])
-        )
-        return -factor * gradient
-    return (
-        -np.mean(FACTORS) * sum(sum_of(rank, 2) for rank in range(2)) / 4
-    )  # the warm-up: every thread counts the same
+    factor, gradient = ((EXAMPLES[0] * a + EXAMPLES[1] * b) / 4 for a, b in (FACTORS, [sum_of(r, 1) for r in range(2)]))
+    return -factor * gradient
 
 
 @pytest.mark.parametrize(
@@ -408,70 +339,12 @@ def expected_of(options):
         options("async_ps"),
         options("async_ps", "fixed_rate", 1),
         options("synchronous", "fixed_rate"),
-        options("ma", warmup_steps=20),
     ],
     ids=lambda chosen: f"{chosen.algorithm}-{chosen.pace}",
 )
 def test_the_schedule_reaches_whoever_takes_the_steps(chosen):
     for model in over_threads(TWO, scheduled, chosen)[:2]:
         np.testing.assert_allclose(model, expected_of(chosen), rtol=0, atol=1e-5)
-
-
-# Warm-up
-
-
-def warm_up(world, options):
-    """Unequal steps; the warm-up outlasts them."""
-    weights, count = np.zeros(PARAMETERS, np.float32), [0, 0]
-
-    def gradients(thread):
-        count[thread] += 1
-        return 4 * small_gradient(world.rank, thread, count[thread])
-
-    def work(synchronizers):
-        with_pace(world, options, synchronizers, gradients, [3, 9] if world.rank == 0 else [5, 5])
-        after = weights.copy()
-        return after, synchronizers[0].model()
-
-    return on_trainers(world, options, weights, work)
-
-
-def check_warm_up(results, options):
-    """Every step is by the mean over the threads that have one, on all trainers; then the algorithm has that."""
-    expected = np.zeros(PARAMETERS)
-    for step in range(1, 10):
-        there = [(r, t) for r, t, n in ((0, 0, 3), (0, 1, 9), (1, 0, 5), (1, 1, 5)) if step <= n]
-        expected -= np.mean([4.0 * small_gradient(*who, step) for who in there], axis=0)
-    for weights, model in results:
-        np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-5)
-        np.testing.assert_allclose(model, expected, rtol=0, atol=2e-5)
-    np.testing.assert_array_equal(results[0][0], results[1][0])
-
-
-def after_warm_up(world, options):
-    """The warm-up ends in the midst of the first part; all replicas then stay where they are."""
-    weights, count = replica(0), [0, 0]
-
-    def gradients(thread):
-        count[thread] += 1
-        return small_gradient(world.rank, thread, count[thread]) * np.float32(count[thread] <= options.warmup_steps)
-
-    def work(synchronizers):
-        for steps in ([3, 9], [2, 2]) if world.rank == 0 else ([5, 5], [0, 4]):
-            with_pace(world, options, synchronizers, gradients, steps)
-        return weights.copy(), synchronizers[0].model()
-
-    return on_trainers(world, options, weights, work)
-
-
-def check_after_warm_up(results, options):
-    """The algorithm begins where the warm-up ended, not where the run did: nothing moves any more."""
-    expected = replica(0).astype(float)
-    for step in (1, 2):
-        expected -= np.mean([small_gradient(r, t, step) for r in range(2) for t in range(2)], axis=0)
-    for weights, model in results:
-        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-5)
 
 
 # Cases
@@ -491,35 +364,21 @@ class Case:
         chosen = self.options
         return (
             f"{self.body.__name__}-{chosen.algorithm}-{chosen.pace}-every{chosen.every_iterations}-"
-            f"{chosen.fragments}f-{chosen.codec}-{self.topology.trainers}"
+            f"{chosen.codec}-{self.topology.trainers}"
         )
 
 
-PAIRS = [
-    (a, pace)
-    for a in ALL
-    for pace in ("shadow", "fixed_rate")
-    if (a, pace) not in REFUSED and not sync.ALGORITHMS[a].in_the_step
-]
 ASYNC = [
     options("async_ps"),
-    options("async_ps", fragments=3),
     *(options("async_ps", "fixed_rate", every) for every in (1, 4)),
-    options("async_ps", codec="threshold:0", fragments=2),
-    options("async_ps", "fixed_rate", 2, fragments=3),
+    options("async_ps", codec="threshold:0"),
 ]
-AHEAD = sync.bmuf.BMUFOptions(momentum=0.5, nesterov=True)
 CASES = [
     *(Case(late_partner, check_late_partner, options("ma", pace, every=10), over_mpi=True) for pace in sync.pace.PACES),
-    *(Case(gossip_rounds, check_gossip, options("gossip", fragments=f), t) for f in (1, 2) for t in (TWO, FIVE)),
+    Case(gossip_rounds, check_gossip, options("gossip"), FIVE),
     Case(gossip_rounds, check_gossip, options("gossip"), over_mpi=True),
     Case(one_question, check_pair, options("gossip", alpha=1.0), over_mpi=True),
-    *(Case(pushes, check_pushes, o, over_mpi=o in (*ASYNC[1:3], ASYNC[-1])) for o in ASYNC),
-    *(Case(warm_up, check_warm_up, options(a, p, warmup_steps=20), over_mpi=a == "easgd") for a, p in PAIRS),
-    *(Case(after_warm_up, check_after_warm_up, options(a, p, warmup_steps=2), over_mpi=a == "bmuf") for a, p in PAIRS),
-    Case(after_warm_up, check_after_warm_up, options("bmuf", warmup_steps=2, bmuf=AHEAD)),
-    *(Case(after_warm_up, check_after_warm_up, options(a, warmup_steps=2, codec="threshold:0.9"), over_mpi=True)
-      for a in ("easgd", "ma")),
+    *(Case(pushes, check_pushes, o, over_mpi=o in (ASYNC[1], ASYNC[-1])) for o in ASYNC),
 ]  # fmt: skip
 
 
@@ -564,14 +423,11 @@ def remembers(world, options):
     return on_trainers(world, options, weights, work, dense=DenseOptions(optimizer="adagrad", initial_state=0.5))
 
 
-@pytest.mark.parametrize("fragments", [1, 3])
-def test_async_ps_saves_and_restores_its_optimizer(fragments):
+def test_async_ps_saves_and_restores_its_optimizer():
     alone = Topology(trainers=1, threads=1, embedding_ps=1, sync_ps=3)
-    each_step = options("async_ps", "fixed_rate", fragments, fragments=fragments)
-    before, after = over_threads(alone, remembers, each_step)[0]
-    if fragments == 1:
-        squares = sum(small_gradient(0, 0, step) ** 2 for step in range(1, 6))
-        np.testing.assert_array_equal(before["center"], 0.5 + squares)
+    before, after = over_threads(alone, remembers, options("async_ps", "fixed_rate", 1))[0]
+    squares = sum(small_gradient(0, 0, step) ** 2 for step in range(1, 6))
+    np.testing.assert_array_equal(before["center"], 0.5 + squares)
     assert list(after) == ["center"]
     expected = replica(1) ** 2 + small_gradient(0, 0, 6) ** 2
     np.testing.assert_array_equal(after["center"], expected)

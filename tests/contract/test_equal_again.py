@@ -15,13 +15,13 @@ from ssmpi.state.recovery.start import Repair
 from ssmpi.state.recovery.warm_state import WarmState, furthest
 
 
-def kept(warming_up, furthest, lost, servers=()):
+def kept(furthest, lost, servers=()):
     ranks = dict.fromkeys((*lost, *servers), 2)
     repair = Repair(ranks=ranks, trainers=frozenset(lost), sync_ps=frozenset(servers)) if ranks else None
-    return WarmState({}, Deal(1, 0, Position(0)), [], furthest=furthest, warming_up=warming_up, repair=repair)
+    return WarmState({}, Deal(1, 0, Position(0)), [], furthest=furthest, repair=repair)
 
 
-def make_equal(world, settings, warming_up, furthest, lost=()):
+def make_equal(world, settings, furthest, lost=()):
     """A body: weights and the algorithm's arrays of a trainer that differed from all others."""
     weights = mapped(world, settings, np.full(1_003, world.rank, np.float32))
 
@@ -30,22 +30,20 @@ def make_equal(world, settings, warming_up, furthest, lost=()):
         for values in own.common() if own.exchange.leads else ():
             values[:] = 10 + world.rank
         meet(world)
-        kept(warming_up, furthest, lost).make_equal(own, world, WAITING, None)
+        kept(furthest, lost).make_equal(own, world, WAITING, None)
         meet(world)
         return own.weights[0], [values[0] for values in own.common()]
 
     return on_trainers(world, settings, weights, work, sync.LocalTrainer(np.zeros(1, np.int64)))
 
 
-def over_trainers(algorithm, pace="shadow", warming_up=False):
+def over_trainers(algorithm, pace="shadow"):
     settings = options(algorithm, pace, shared_memory=False)
-    return over_threads(Topology(3), make_equal, settings, warming_up, [1])[:3]
+    return over_threads(Topology(3), make_equal, settings, [1])[:3]
 
 
 def over_groups(*arguments, shared_memory=False):
-    return over_threads(
-        Topology(4, group=2), make_equal, options("bmuf", shared_memory=shared_memory), False, *arguments
-    )[:4]
+    return over_threads(Topology(4, group=2), make_equal, options("bmuf", shared_memory=shared_memory), *arguments)[:4]
 
 
 def test_replicas_that_step_together():
@@ -60,11 +58,6 @@ def test_the_global_model_and_its_momentum():
 
 def test_algorithms_without_common_state_are_left_alone():
     assert over_trainers("ma") == [(0.0, []), (1.0, []), (2.0, [])]
-
-
-def test_a_warm_up_that_was_cut_short_ends_with_equal_replicas():
-    """And the algorithm begins with them."""
-    assert over_trainers("slowmo", warming_up=True) == [(1.0, [1.0, 0.0])] * 3
 
 
 def test_each_member_gets_the_state_of_its_counterpart():
@@ -88,7 +81,7 @@ def join_center(world, settings, lost, servers=()):
     def work(synchronizers):
         own = synchronizers[0]
         own.context.local.optimizer = SimpleNamespace(state=lambda: {"sums": sums})
-        kept(False, [0, 0], lost, servers).make_equal(own, world, WAITING, None)
+        kept([0, 0], lost, servers).make_equal(own, world, WAITING, None)
         return own.weights[0], sums[0], own.model()[[0, -1]].tolist()
 
     return on_trainers(world, settings, weights, work)

@@ -70,10 +70,10 @@ def step_meanwhile(world, options):
         own = synchronizers[0]
         exchange, local = own.exchange.reference, own.context.local
 
-        def late(snapshot, fragment, active):
+        def late(snapshot, active):
             local.iterations += 2
             local.helped += 3
-            return exchange(snapshot, fragment, active)
+            return exchange(snapshot, active)
 
         own.exchange.reference = late
         own.round()
@@ -126,7 +126,7 @@ def blocks(world, options, owners):
                     pace.after_step(lane)
             if kind.partner not in ("", sync.SYNC_PS):
                 meet(world)  # replicas that meet each other have stepped
-            rounds = own.exchange.rounds + options.fragments
+            rounds = own.exchange.rounds + 1
             while not pace and own.exchange.leads and own.exchange.rounds < rounds and kind.partner:
                 own.round()  # perhaps to no effect: a partner must be answered, whenever it asks
 
@@ -143,7 +143,7 @@ def blocks(world, options, owners):
 SHADOW = [options(name) for name, kind in sync.ALGORITHMS.items() if not kind.in_the_step]
 BY_LANE = [options(name, "fixed_rate") for name, kind in sync.ALGORITHMS.items() if kind.partner == sync.SYNC_PS]
 CODED = [options(name, codec="bf16") for name, kind in sync.ALGORITHMS.items() if not kind.no_codec]
-BY_MESSAGES = [options(name, shared_memory=False, fragments=3) for name in ("easgd", "bmuf")]
+BY_MESSAGES = [options(name, shared_memory=False) for name in ("easgd", "bmuf")]
 
 
 @pytest.mark.parametrize("owners", [BY_LAYER, IN_TURN], ids=["layers", "turns"])
@@ -196,9 +196,8 @@ def test_rounds_move_replicas():
     [
         (options("synchronous", "fixed_rate"), "sync.algorithm = 'synchronous'.*set another algorithm"),
         (options("ma", "fixed_rate"), "sync.pace = 'fixed_rate' stops all threads.*set sync.pace = 'shadow'"),
-        (options("bmuf", warmup_steps=5), "sync.warmup_steps = 5.*set sync.warmup_steps = 0"),
     ],
-    ids=["synchronous", "fixed rate", "warm-up"],
+    ids=["synchronous", "fixed rate"],
 )
 def test_barriers_are_refused(chosen, remedy):
     with pytest.raises(TopologyError, match=f"topology.group = 2: {remedy}, or topology.group = 1"):

@@ -134,7 +134,7 @@ def test_the_strongest_values_train_a_group_as_one_process(tmp_path, small_data)
         np.testing.assert_array_equal(run.losses(), reference.losses())
 
 
-CENTER = ("topology.sync_ps=2", "sync.fragments=3")
+CENTER = ("topology.sync_ps=2",)
 BY = {"ma": (), "bmuf": (), "gossip": (), "easgd": CENTER, "async_ps": CENTER}
 
 

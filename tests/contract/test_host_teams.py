@@ -20,18 +20,16 @@ from ssmpi import sync
 from ssmpi.runtime.mpi import shared_memory
 from ssmpi.runtime.mpi.waiting import wait_until
 from ssmpi.runtime.topology import Role, Topology
-from ssmpi.sync import host_average
+from ssmpi.sync import host_team
 
 MOMENTUM = sync.bmuf.BMUFOptions(eta=0.7, momentum=0.5, nesterov=True)
 CLASSICAL = replace(MOMENTUM, nesterov=False)
 AVERAGES = [
     options("ma"),
     options("ma", alpha=1.0),
-    options("ma", merge="interpolate", fragments=3),
     options("bmuf"),
-    options("bmuf", bmuf=CLASSICAL, fragments=3),
+    options("bmuf", bmuf=CLASSICAL),
     options("bmuf", bmuf=MOMENTUM),
-    options("bmuf", bmuf=MOMENTUM, fragments=3),
 ]
 ONE_HOST, TWO_HOSTS, MIXED = ("h0",) * 3, ("h0", "h0", "h1"), ("h0", "h1", "h0", "h1")
 
@@ -39,7 +37,7 @@ ONE_HOST, TWO_HOSTS, MIXED = ("h0",) * 3, ("h0", "h0", "h1"), ("h0", "h1", "h0",
 def name_of(options):
     own = options.bmuf
     momentum = f"-momentum{own.momentum}{'-nesterov' * own.nesterov}" if options.algorithm == "bmuf" else ""
-    return f"{options.algorithm}-{options.merge}-alpha{options.alpha}-fragments{options.fragments}{momentum}"
+    return f"{options.algorithm}-alpha{options.alpha}{momentum}"
 
 
 @pytest.fixture
@@ -116,7 +114,7 @@ def turns_with_a_center(world, options):
 
     def work(synchronizers):
         own = synchronizers[0]
-        assert bool(getattr(own.exchange, "mapped", [])) == (options.shared_memory and options.merge == "difference")
+        assert bool(getattr(own.exchange, "mapped", [])) == options.shared_memory
         for turn in range(12):
             if turn % 2 == world.rank:
                 weights[:] += replica(100 + turn)
@@ -129,17 +127,8 @@ def turns_with_a_center(world, options):
 
 
 @pytest.mark.parametrize("sync_ps", [1, 3])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"alpha": 0.3},
-        {"fragments": 3},
-        {"merge": "interpolate"},
-    ],
-    ids=str,
-)
-def test_a_center_that_moves_replicas_does_what_messages_do_to_the_bit(on_hosts, settings, sync_ps):
-    own = options("easgd", **settings)
+def test_a_center_that_moves_replicas_does_what_messages_do_to_the_bit(on_hosts, sync_ps):
+    own = options("easgd", alpha=0.3)
     ways = (on_hosts(("h0", "h0"), turns_with_a_center, way, sync_ps) for way in (own, messages(own)))
     same(*ways)
 
@@ -171,7 +160,7 @@ PAIR = Topology(trainers=2, threads=1, embedding_ps=1, sync_ps=1)
 
 def test_moves_of_several_processes_at_once_conserve_sums():
     """Trainers that map the center, and its sync PSs for those that do not, hold its lock while they move it."""
-    own = options("easgd", fragments=2)
+    own = options("easgd")
     before = sum(many(rank).astype(float) for rank in (0, 1, 0))
     for results in all_over_mpi(PAIR, [(hot_moves, (own, far)) for far in ((), (0,))]):
         after = sum(weights.astype(float) for weights, _ in results[:2]) + results[0][1]
@@ -232,7 +221,7 @@ def test_a_host_whose_trainers_cannot_map_each_other_sends_messages(on_hosts, mo
         by_rank[threading.get_ident()] = world.rank
         return formed(world, options), blocks_at_rest(world, options)
 
-    monkeypatch.setattr(host_average, "attach", forbidden)
+    monkeypatch.setattr(host_team, "attach", forbidden)
     hosts, own = ("h0", "h0", "h1", "h1"), options("bmuf", bmuf=MOMENTUM)
     found = on_hosts(hosts, body, own)
     leaders = ("trainer 0", "trainer 2", "trainer 3")
@@ -291,7 +280,7 @@ def one_has_ended(world, options, ended):
         meet(world)
         for _ in range(2):  # the first also measures, by another path
             if world.rank == ended and not options.shared_memory:
-                own.exchange.round(0, False, own.refer)
+                own.exchange.round(False, own.merge_target)
             else:
                 own.round()
         meet(world)
@@ -367,7 +356,7 @@ def test_all_end_with_one_model_that_has_what_was_learned(on_hosts, hosts, own):
 ROUNDS = 40  # in which those that follow come as near as float32 tells
 
 
-@pytest.mark.parametrize("own", [options("ma"), options("ma", fragments=3), options("bmuf")], ids=name_of)
+@pytest.mark.parametrize("own", [options("ma"), options("bmuf")], ids=name_of)
 @pytest.mark.parametrize("hosts", [("h0",) * 4, MIXED, ("h0", "h1", "h1", "h1")], ids="-".join)
 def test_background_rounds_keep_what_one_trainer_learns(on_hosts, hosts, own):
     """In each part another trainer trains, once the others have ended: as if it were alone, to the bit, while rounds
@@ -392,13 +381,13 @@ def test_background_rounds_keep_what_one_trainer_learns(on_hosts, hosts, own):
                 step = next(steps)
                 if step == 100 * world.rank:
                     wait_until(lambda: len(ended[part]) == len(hosts) - 1, WAITING, "the others")
-                    more_rounds(4 * options.fragments)  # those under way may count the others
+                    more_rounds(4)  # those under way may count the others
                 return 0.1 * replica(step)
 
             def end_after_rounds():
                 if part == world.rank and world.rank not in ended[part]:  # once: closing ends a part again
                     seen.append(weights.copy())
-                    more_rounds(ROUNDS * options.fragments)
+                    more_rounds(ROUNDS)
                 end()
                 ended[part].add(world.rank)
 
@@ -454,42 +443,7 @@ def test_divergence_of_led_trainers_is_their_own(on_hosts):
     assert [after for _, after in ours] == [after for _, after in theirs]
 
 
-# Warm-up, resuming
-
-
-def warmed_up(world, options):
-    """Two synchronous steps, then steps by nothing: whatever rounds follow change nothing."""
-    weights, count = live(world, options, 0), [0, 0]
-
-    def gradients(thread):
-        count[thread] += 1
-        if count[thread] > 2:
-            time.sleep(1e-3)
-            return np.zeros(PARAMETERS, np.float32)
-        return replica(1 + count[thread] + 10 * thread + 100 * world.rank)
-
-    def work(synchronizers):
-        with_pace(world, options, synchronizers, gradients, [30, 0] if world.rank == 1 else [12, 8])
-        return weights.copy(), synchronizers[0].model(), *(v.copy() for v in synchronizers[0].state().values())
-
-    return on_trainers(world, options, weights, work)
-
-
-@pytest.mark.parametrize("own", [options("ma"), options("bmuf", bmuf=MOMENTUM)], ids=name_of)
-def test_teams_begin_after_a_warm_up_with_equal_replicas(on_hosts, own):
-    results = on_hosts(TWO_HOSTS, warmed_up, replace(own, warmup_steps=2))
-    assert not np.array_equal(results[0][0], replica(0))
-    for result in results:
-        np.testing.assert_allclose(result[0], results[0][0], rtol=0, atol=2e-6)
-        np.testing.assert_allclose(result[1], results[0][0], rtol=0, atol=2e-6)
-    if own.algorithm == "bmuf":
-        (_, _, model, delta, reference), *others = results
-        np.testing.assert_allclose(model, results[0][0], rtol=0, atol=2e-6)
-        np.testing.assert_allclose(delta, 0, rtol=0, atol=2e-6)
-        np.testing.assert_allclose(reference, results[0][0], rtol=0, atol=2e-6)
-        for _, _, *state in others:
-            for mine, first in zip(state, (model, delta, reference), strict=True):
-                np.testing.assert_array_equal(mine, first)
+# Resuming
 
 
 SAVED = {"global": replica(20), "delta": 0.01 * replica(21), "reference": replica(22)}

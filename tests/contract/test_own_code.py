@@ -73,7 +73,7 @@ def trained(folder, data, *overrides):
 
 @pytest.mark.parametrize("pace", ["shadow", "fixed_rate"])
 def test_it_computes_what_the_page_says(tmp_path, pace):
-    """In float64; on one host, whose averages in shared memory would not call ``refer``."""
+    """In float64; on one host, whose averages in shared memory would not call ``merge_target``."""
     chosen = sync.with_code(options(f"{write(tmp_path)}/ema.py:EMA", pace, custom={"decay": 0.75}))
     results = over_threads(Topology(trainers=2, threads=2, embedding_ps=1), blocks, chosen)[:2]
     replicas, average = [replica(0).astype(float)] * 2, replica(0).astype(float)
@@ -156,11 +156,8 @@ def test_plan_and_lockstep_take_it(few, tmp_path, capsys):
 
 CODED = {
     "easgd": ("sync.algorithm=easgd", "sync.codec=sign.py:Sign", "topology.sync_ps=1"),
-    "ma": ("sync.algorithm=ma", "sync.codec=sign.py:Sign"),
-    "async_ps": (
-        "sync.algorithm=async_ps", "sync.codec=sign.py:Sign", "sync.pull_codec=sign.py:Sign", "topology.sync_ps=1",
-    ),
-}  # fmt: skip
+    "async_ps": ("sync.algorithm=async_ps", "sync.codec=sign.py:Sign", "topology.sync_ps=1"),
+}
 
 
 @pytest.mark.parametrize("algorithm", CODED)

@@ -16,9 +16,9 @@ from runs import train_over_threads
 
 from ssmpi.data.trained_rows import TrainedRows
 from ssmpi.runtime.mpi.shared_lock import SharedLock
-from ssmpi.sync.average import Average
-from ssmpi.sync.elastic import ElasticCenter, MappedCenter
-from ssmpi.sync.host_average import HostTeam
+from ssmpi.sync.easgd import ElasticCenter, InPlaceCenter
+from ssmpi.sync.host_team import HostTeam
+from ssmpi.sync.ma import Average
 
 ENOUGH = 40  # iterations of every worker thread while one round is held up
 BEFORE = 60  # iterations after which worker threads wait for the round that is held up
@@ -98,7 +98,7 @@ def locked_center(stall, inject):
             taken.set()
             stall.passes()
 
-    inject(MappedCenter, "move", take)
+    inject(InPlaceCenter, "move", take)
 
 
 BY_MESSAGE = "run.shared_memory=false"

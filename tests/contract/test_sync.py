@@ -32,7 +32,6 @@ from ssmpi.runtime.topology import Topology
 
 TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)
 ALL = tuple(sync.ALGORITHMS)
-MERGES = ("difference", "interpolate")
 AVERAGING = ("easgd", "ma", "bmuf")
 SHARED = [n for n, k in sync.ALGORITHMS.items() if k.in_teams or (k.partner == sync.SYNC_PS and not k.steps_elsewhere)]
 
@@ -167,8 +166,8 @@ def learn_meanwhile(world, options):
     def work(synchronizers):
         exchange, seen = synchronizers[0].exchange.reference, []
 
-        def slow_exchange(snapshot, fragment, active):
-            reference = exchange(snapshot, fragment, active)
+        def slow_exchange(snapshot, active):
+            reference = exchange(snapshot, active)
             if not seen:
                 seen.append(reference.copy())
                 weights[:] += 1.0  # what the worker threads did while the messages were on their way
@@ -184,10 +183,9 @@ def learn_meanwhile(world, options):
 
 
 def check_meanwhile(results, options):
-    """Merging by the difference keeps what was learned during the exchange; interpolating loses alpha of it."""
-    kept = 1.0 if options.merge == "difference" else 1.0 - options.alpha
+    """Merging by the difference keeps what was learned during the exchange."""
     for rank, (weights, reference) in enumerate(results):
-        expected = replica(rank) + options.alpha * (reference - replica(rank)) + kept
+        expected = replica(rank) + options.alpha * (reference - replica(rank)) + 1.0
         np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-6)
 
 
@@ -304,12 +302,12 @@ CASES = [
     *(Case(equal_replicas, check_equal_replicas, o) for o in PACED),
     *(Case(unequal_steps, check_unequal_steps, o, real=not moved_by_others(o)) for o in PACED),
     *(Case(counted_steps, check_counted_steps, o) for o in COUNTED),
-    *(Case(unequal_rounds, check_unequal, way(a, merge=m)) for a in AVERAGING for m in MERGES for way in WAYS),
+    *(Case(unequal_rounds, check_unequal, way(a)) for a in AVERAGING for way in WAYS),
     *(Case(unequal_rounds, check_follows, way("ma", alpha=1.0)) for way in WAYS),
-    *(Case(alone_at_the_end, check_alone, options(a, alpha=1.0, merge="interpolate")) for a in ("ma", "bmuf")),
-    *(Case(one_round, check_mean, way("ma", alpha=1.0, merge=m)) for m in MERGES for way in WAYS),
+    *(Case(alone_at_the_end, check_alone, options(a, alpha=1.0)) for a in ("ma", "bmuf")),
+    *(Case(one_round, check_mean, way("ma", alpha=1.0)) for way in WAYS),
     Case(one_round, check_mean, options("ma", "fixed_rate", alpha=1.0)),
-    *(Case(learn_meanwhile, check_meanwhile, by_message(a, alpha=0.3, merge=m)) for a in AVERAGING for m in MERGES),
+    *(Case(learn_meanwhile, check_meanwhile, by_message(a, alpha=0.3)) for a in AVERAGING),
     *(Case(blocks, check_bmuf, way("bmuf", alpha=a, bmuf=b)) for b in BLOCKS for a in (0.5, 1.0) for way in WAYS),
     *(Case(blocks, check_diloco, way("bmuf", alpha=1.0, bmuf=DILOCO)) for way in WAYS),
     *(Case(blocks, check_bmuf, way("ma", alpha=a)) for a in (0.5, 1.0) for way in WAYS),  # BMUF with eta 1 is averaging

@@ -14,6 +14,7 @@ from faults import Kill, KilledError
 from ranks import PATIENCE, over_threads
 from runs import Run, train_over_threads, write_run_file
 
+from ssmpi import sync
 from ssmpi.config import load
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
@@ -30,11 +31,10 @@ from ssmpi.state.recovery import restart
 from ssmpi.state.recovery.start import Start
 from ssmpi.state.recovery.warm_state import RunSnapshot
 from ssmpi.state.requirements import kept_memory, placement_of
-from ssmpi.sync import ALGORITHMS, SYNC_PS, exchanges
+from ssmpi.sync import ALGORITHMS, SYNC_PS
 from ssmpi.sync import Options as RoundOptions
-from ssmpi.sync.center_shard import EXCHANGE, FETCH, START
-from ssmpi.sync.gradient_center import GradientCenter
-from ssmpi.sync.push_pull import PushPull
+from ssmpi.sync.async_ps import AsyncPS, GradientCenter, ParameterServerExchange
+from ssmpi.sync.center import EXCHANGE, FETCH, START
 from ssmpi.train import PARTS
 from ssmpi.trainer import sync_ps
 from ssmpi.trainer.evaluate import Evaluator
@@ -145,9 +145,9 @@ def test_a_kill_while_saving_or_scoring_the_model_repeats_it(tmp_path, small_dat
 
 
 def test_what_a_codec_has_not_sent_outlives_a_kill(tmp_path, small_data):
-    """With its thresholds: killed between two batches, whose push is done, and a pull that drops nothing."""
+    """With its thresholds: killed between two batches, whose push is done."""
     steps = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1", "topology.sync_ps=2")
-    codec = (*ONE[:2], *steps, "sync.codec=threshold:0.9", "sync.pull_codec=threshold:0", "sync.life_span=20")
+    codec = (*ONE[:2], *steps, "sync.codec=threshold:0.9", "sync.threshold_interval=20")
     codec = (*codec, "dense.optimizer=sgd")
     through = train_over_threads(tmp_path / "through", small_data, *codec)
     killed = train_with_kills(tmp_path / "killed", small_data, [Kill(Progress, "record", n) for n in (30, 7)], *codec)
@@ -177,7 +177,7 @@ def check_sizes(folder, config):
 TWO = ("topology.threads=2",)
 BY = defaultdict(lambda: TWO, synchronous=("sync.pace=fixed_rate", "sync.every_iterations=1"))
 CENTRAL = [name for name, kind in ALGORITHMS.items() if kind.partner == SYNC_PS]
-BY |= dict.fromkeys(CENTRAL, (*TWO, "topology.sync_ps=2", "sync.fragments=3"))
+BY |= dict.fromkeys(CENTRAL, (*TWO, "topology.sync_ps=2"))
 
 
 def counted(monkeypatch, owner, name, *, after):
@@ -214,7 +214,13 @@ EACH_STEP = ("topology.threads=2", "sync.algorithm=async_ps", "sync.pace=fixed_r
     ("sends", "applies", "copies", "place", "settings"),
     [
         ((wire, "push"), (EmbeddingServer, "_push"), 1, 0, ("topology.embedding_ps=2", *MESSAGES)),
-        ((PushPull, "reference"), (GradientCenter, "exchange"), 2, 1, ("topology.sync_ps=2", *EACH_STEP)),
+        (
+            (ParameterServerExchange, "reference"),
+            (GradientCenter, "exchange"),
+            2,
+            1,
+            ("topology.sync_ps=2", *EACH_STEP),
+        ),
     ],
     ids=["rows", "dense gradients"],
 )
@@ -244,27 +250,26 @@ def test_a_batch_that_comes_again_is_told_even_if_the_next_start_is_killed(tmp_p
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
 def test_a_center_goes_on_whatever_the_first_trainer_says_of_its_start(tmp_path, optimizer):
-    """Two shards and what their optimizer remembers, moved by a push; and a start after that counts again."""
-    options = RoundOptions(algorithm="async_ps", fragments=2)
-    pushes = np.append(np.arange(3, dtype=np.float32), np.float32(1.0))
+    """Its shard and what its optimizer remembers, moved by a push; and a start after that counts again."""
+    options = RoundOptions(algorithm="async_ps")
+    push = np.append(np.arange(3, dtype=np.float32), np.float32(1.0))
     centers, places = [], tmp_path / "memory" / "sync_ps-0"
     for memory in (
         lambda: MemoryFile(places, Origin(RUN, "sync_ps 0", 1)),
         lambda: MemoryFile.found(places, RUN, "sync_ps 0"),
     ):
-        center = exchanges.center(options, sync_ps.optimizer(DenseOptions(optimizer=optimizer)), SERVICE, memory())
-        for fragment, size in enumerate((3, 2)):
-            center.start(fragment, np.full(size, 7 * len(centers), np.float32))
+        make_step = sync_ps.optimizer(DenseOptions(optimizer=optimizer))
+        center = AsyncPS.make_center(options, make_step, SERVICE, memory())
+        center.handle(0, request_tag(START, 0), np.full(3, 7 * len(centers), np.float32).view(np.uint8))
         if not centers:
-            center.exchange(0, (0, 0), pushes, np.empty(3, np.float32))
+            center.exchange((0, 0), push, np.empty(3, np.float32))
         centers.append(center)
-    for fragment in range(2):
-        np.testing.assert_array_equal(centers[0].shards[fragment], centers[1].shards[fragment])
-        np.testing.assert_array_equal(centers[0].state(fragment), centers[1].state(fragment))
-    assert centers[1].shards[0][2] < 0 == centers[1].shards[0][0]
-    centers[1].start(0, np.full(3, 5, np.float32))
-    assert centers[1].shards[0].tolist() == [5, 5, 5]
-    assert len(set(centers[1].state(0).tolist())) <= 1  # nothing remembered
+    np.testing.assert_array_equal(centers[0].shard, centers[1].shard)
+    np.testing.assert_array_equal(centers[0].state(), centers[1].state())
+    assert centers[1].shard[2] < 0 == centers[1].shard[0]
+    centers[1].handle(0, request_tag(START, 0), np.full(3, 5, np.float32).view(np.uint8))
+    assert centers[1].shard.tolist() == [5, 5, 5]
+    assert len(set(centers[1].state().tolist())) <= 1  # nothing remembered
 
 
 def test_centers_of_members_are_complete_together_and_go_on_apart(tmp_path):
@@ -277,7 +282,7 @@ def test_centers_of_members_are_complete_together_and_go_on_apart(tmp_path):
 
     def handler(memory):
         optimizer, clients = sync_ps.optimizer(DenseOptions(optimizer="sgd")), topology.directory("center")
-        return exchanges.handler(options, optimizer, service, topology, clients, memory)
+        return sync.center_handler(options, optimizer, service, topology, clients, memory)
 
     first = handler(MemoryFile(place, Origin(RUN, "sync_ps 0", 1)))
     first(0, request_tag(START, 0), np.full(3, 7, np.float32).view(np.uint8))

@@ -47,7 +47,7 @@ def break_embedding_ps():
 
 
 def break_sync_ps():
-    from ssmpi.sync.center_shard import Center
+    from ssmpi.sync.center import Center
 
     Fault(Center, "handle", fail, 5).start()
 

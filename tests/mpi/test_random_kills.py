@@ -32,7 +32,7 @@ RUNS = {
     "in groups": (*TWO_TRAINERS, "topology.trainers=4", "topology.group=2", "hierarchy.plan=stages"),
     "by messages": (*ALL_ROLES, "run.shared_memory=false", "topology.embedding_ps=2"),
     "by codecs": (
-        *ALL_ROLES[:2], "sync.algorithm=async_ps", "sync.codec=threshold:0.99", "sync.pull_codec=threshold:0.99",
+        *ALL_ROLES[:2], "sync.algorithm=async_ps", "sync.codec=threshold:0.99",
     ),
 }  # fmt: skip
 

@@ -76,7 +76,6 @@ def test_a_launcher_that_does_not_fit_the_library_is_refused(start):
     [
         ("sync.alhpa=0.5", "did you mean 'alpha'?"),
         ("sync.pace=fixed_rate", "stops all threads of a trainer for a round of sync.algorithm = 'ma'"),
-        ("sync.warmup_steps=5", "set sync.warmup_steps = 0, or topology.group = 1"),
         ('hierarchy.tags=["top.*: 2", "*: home"]', "topology.group = 2 has members 0 to 1: name one of them"),
         ('hierarchy.tags=["top.9: 1", "*: home"]', "rule 'top.9: 1' matches no operator"),
         ('hierarchy.tags=["top.*: columns", "*: home"]', "'columns' is not a place"),

@@ -1,6 +1,5 @@
 """Settings that do not fit together, or make no sense, are refused before anything starts."""
 
-import contextlib
 import dataclasses
 import math
 import re
@@ -20,9 +19,7 @@ from ssmpi.model.options import ModelOptions
 from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.runtime.errors import SettingsError, UserError
 from ssmpi.runtime.settings import build, dump
-from ssmpi.state import resume
 from ssmpi.state.recovery.start import BEGINNING, Start
-from ssmpi.state.request import RunRequest
 from ssmpi.trainer import build_trainer
 
 
@@ -129,11 +126,13 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
             "is one of none, easgd, ma, bmuf, slowmo, gossip, async_ps, synchronous, or FILE.py:CLASS, got 'eagsd'",
         ),
         ("sync.pace=shade", "pace is one of shadow, fixed_rate"),
-        ("sync.merge=mean", "merge is difference or interpolate"),
+        ("sync.merge=interpolate", "'sync.merge' was removed: leave it out; a run behaves as with its default of"),
         ("sync.algorithm=async_ps", "set topology.sync_ps = 1 or more"),
         ("sync.algorithm=synchronous", "set sync.pace = 'fixed_rate' and sync.every_iterations = 1"),
-        ("sync.fragments=0", "fragments must be at least 1, got 0"),
-        ("sync.warmup_steps=-1", "warmup_steps must be at least 0"),
+        ("sync.fragments=2", "'sync.fragments' was removed"),
+        ("sync.warmup_steps=5", "'sync.warmup_steps' was removed: set schedule.warmup_examples"),
+        ("sync.life_span=100", "'sync.life_span' was removed: set sync.threshold_interval"),
+        ("sync.threshold_interval=0", "threshold_interval must be at least 1"),
         ("sync.easgd.coupling=0.1", "'sync.easgd.coupling' was removed: leave it out"),
         ("model.top_k_training=laplace", "'model.top_k_training' was removed: write model.top_k = ['OPERATOR: SHARE l"),
         ("model.top_k_scoring=off", "'model.top_k_scoring' was removed: leave it out; a model is scored as it was tra"),
@@ -205,11 +204,9 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("schedule.decay_examples=99999999999999999999", "schedule.decay_examples must be at most"),
         ("evaluate.per_pass=10000000", "evaluate.per_pass must be at most 100,000"),
         ("evaluate.batch_size=10000000000", "evaluate.batch_size must be at most"),
-        ("sync.fragments=10000000", "sync.fragments must be at most 10,000, got 10,000,000"),
         ("sync.every_iterations=99999999999999999999", "sync.every_iterations must be at most"),
         ("sync.every_seconds=1e300", "sync.every_seconds must be at most 1e+09"),
-        ("sync.warmup_steps=99999999999999999999", "sync.warmup_steps must be at most"),
-        ("sync.gossip.seed=-1", "sync.gossip.seed must be at least 0"),
+        ("sync.gossip.seed=2", "'sync.gossip.seed' was removed"),
         ("checkpoint.every_minutes=1e300", "checkpoint.every_minutes must be at most"),
         ("checkpoint.every_examples=99999999999999999999", "checkpoint.every_examples must be at most"),
         ("checkpoint.keep=99999999999", "checkpoint.keep must be at most"),
@@ -302,25 +299,6 @@ def test_every_number_has_bounds(tmp_path, name, hint):
         assert name in str(error.value)
 
 
-def test_a_vector_has_no_more_fragments_than_parameters(tmp_path):
-    small = ("model.bottom=[1]", "model.top=[1]", "embedding.dim=1")
-    assert read(tmp_path, *small, "sync.fragments=367").over(CRITEO).network.parameters == 367
-    with pytest.raises(
-        SettingsError, match=r"sync\.fragments = 368 is more than the 367 parameters of the dense model"
-    ):
-        read(tmp_path, *small, "sync.fragments=368").over(CRITEO)
-
-
-def test_too_many_fragments_are_refused_before_the_run_folder_is_made(tmp_path, small_data):
-    """The features are known once the data is."""
-    (tmp_path / "run.toml").write_text(f"[data]\nfolder = '{small_data}'")
-    small = ("model.bottom=[1]", "model.top=[1]", "embedding.dim=1", f"run.folder={tmp_path / 'run'}")
-    request = RunRequest(tmp_path / "run.toml", (*small, "sync.fragments=368", "topology.embedding_ps=0"))
-    with pytest.raises(SettingsError, match="is more than the 367 parameters"):
-        resume.prepare(request, request.load().topology.size, contextlib.ExitStack())
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("rate", [(), ("sync.every_iterations=3", "sync.every_seconds=1.0")])
 def test_the_fixed_rate_needs_exactly_one_rate(tmp_path, rate):
     with pytest.raises(SettingsError, match="needs either every_iterations or every_seconds"):
@@ -335,8 +313,6 @@ SYNCHRONOUS = ("sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every
     [
         (("sync.algorithm=gossip", "sync.pace=fixed_rate", "sync.every_iterations=5"), "set sync.pace = 'shadow'"),
         ((*SYNCHRONOUS[:2], "sync.every_iterations=2"), "set sync.pace = 'fixed_rate' and sync.every_iterations = 1"),
-        ((*SYNCHRONOUS, "sync.warmup_steps=5"), "set sync.warmup_steps = 0"),
-        ((*SYNCHRONOUS, "sync.fragments=2"), "set sync.fragments = 1"),
         (
             (*SYNCHRONOUS, "topology.threads=4", "topology.trainers=3"),
             "set topology.threads = 1 and topology.trainers = 12",

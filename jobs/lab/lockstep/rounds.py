@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -28,19 +29,20 @@ from ssmpi.sync import (
     LocalTrainer,
     ReplicaMemory,
     RoundContext,
+    RoundOptions,
     Synchronizer,
     algorithm_of,
-    exchanges,
-)  # fmt: skip
+    make_center,
+)
 from ssmpi.sync.base import ANOTHER_TRAINER
 from ssmpi.sync.center import CenterExchange
-from ssmpi.sync.options import RoundOptions
 from ssmpi.trainer.sync_ps import optimizer
 
 if TYPE_CHECKING:
     from ssmpi.runtime.mpi.messages import Conversation
 
 T = TypeVar("T")
+Merge = Callable[[np.ndarray, np.ndarray, np.ndarray], None]  # of live weights, their reference and their snapshot
 WAITING = WaitOptions()
 
 
@@ -92,9 +94,7 @@ class LockstepRounds:
         self._kind = algorithm_of(options)
         self._central = self._kind.partner == SYNC_PS
         # Every merge is a message's: memory that others move knows no staleness.
-        self._options = replace(
-            options, pace="fixed_rate", every_iterations=1, every_seconds=0.0, shared_memory=False, warmup_steps=0
-        )
+        self._options = replace(options, pace="fixed_rate", every_iterations=1, every_seconds=0.0, shared_memory=False)
         topology = Topology(trainers=len(replicas), threads=self._pushing.threads, sync_ps=int(self._central))
         self._channels = {name: Channel(self._job, topology.directory(name)) for name in ("replicas", "center")}
         self._pool = ThreadPoolExecutor(len(replicas))
@@ -102,7 +102,7 @@ class LockstepRounds:
             (rank,) = self._channels["center"].directory.ranks_of(Role.SYNC_PS)
             service = Service(self._conversation("center", rank, Traffic()))  # trainers count both ways
             step = optimizer(self._pushing.dense)
-            self._center = center = exchanges.center(self._options, step, service, ProcessMemory())
+            self._center = center = make_center(self._options, step, service, ProcessMemory())
             self._job.answer = lambda: service.answer_pending(center.handle)
         self._trainers = self._of_each(lambda k: self._trainer(k, replicas[k]), range(len(replicas)))
 
@@ -130,12 +130,12 @@ class LockstepRounds:
         for own in self._trainers:
             if isinstance(own.exchange, CenterExchange):
                 own.exchange.fetch()  # as all do to evaluate
-                self.count += len(own.fragments)
+                self.count += 1
 
     def model(self) -> np.ndarray:
         """The vector to evaluate, float32 (parameters,)."""
         if self._central:
-            return np.concatenate(self._center.shards)
+            return self._center.shard.copy()
         return self._of_each(lambda k: self._trainers[k].model(), range(len(self._trainers)))[0]
 
     def optimizer(self, trainer: int, thread: int, own: DenseOptimizer) -> DenseStep:
@@ -157,8 +157,9 @@ class LockstepRounds:
             replica=ReplicaMemory(layers=tuple(self._pushing.layers)),
         )
         others, center = (self._conversation(name, k, self._traffic) for name in ("replicas", "center"))
-        context = RoundContext(others, center, WAITING, local, self._merge_later)
-        own = self._kind(self._options, exchanges.make(self._kind, self._options, replica, context))
+        exchange = self._kind.make_exchange(self._options, replica, RoundContext(others, center, WAITING, local))
+        vars(exchange)["merge"] = partial(self._merge_later, exchange.merge)  # found before the method of that name
+        own = self._kind(self._options, exchange)
         for thread in range(self._pushing.threads):
             own.optimizer(thread)
         return own
@@ -191,11 +192,12 @@ class LockstepRounds:
         """The number of rounds that begin after this tick."""
         return int(tick / self._gap + shift) - int((tick - 1) / self._gap + shift)
 
-    def _merge_later(self, merge: Callable[[], None]) -> None:
+    def _merge_later(self, merge: Merge, weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray) -> None:
         if self._staleness:
-            self._late.append((self._tick + self._staleness, merge))
+            late = partial(merge, weights, reference.copy(), snapshot.copy())
+            self._late.append((self._tick + self._staleness, late))
         else:
-            merge()
+            merge(weights, reference, snapshot)
 
     def _merge_until(self, tick: int | None) -> None:
         """Perform the merges that are due by this tick; None: all pending ones."""

@@ -29,7 +29,7 @@ REPORT = "report.html"
 
 MODEL, BEST, CHECKPOINTS, ROWS, USAGE, LOGS = "model", "best", "checkpoints", "rows", "usage", "logs"  # folders
 OWN_CODE = {  # settings that may name a user's own file, and the folder of its copy
-    "model.name": "network", "sync.algorithm": "algorithm", "sync.codec": "codec", "sync.pull_codec": "pull_codec",
+    "model.name": "network", "sync.algorithm": "algorithm", "sync.codec": "codec",
 }  # fmt: skip
 CHECKPOINT, ASIDE = "checkpoint-", "set-aside-"  # folders in CHECKPOINTS
 MANIFEST_NAME = "manifest.json"

@@ -19,7 +19,6 @@ class PersistedKey(StrEnum):
     ROW_SAVES = "row saves"  # an embedding PS's saver: when it last saved, and how long that took
     DEAL = "deal"  # a trainer's count of trained rows: what was dealt last
     PIECES = "pieces"  # the same: for how many pieces it has room
-    WARMED_UP = "warm-up over"  # a trainer: whether its warm-up has ended
     FORGOTTEN = "forgotten"  # a trainer: the recovery whose outcome includes what it lost in flight
     BEGUN = "begun"  # the first trainer's checkpoints: the number of the newest one, which row saves refer to
     SAVED = "saved"  # their timer: after how many examples the last one was, and when, in seconds since boot

@@ -139,11 +139,11 @@ class CheckpointManager:
         at_the_disk = any(future and not future.done() for future in (self._making, self._removing))
         return not self._writing and not at_the_disk and self._timer.now(examples)
 
-    def save(self, take: Callable[[], TrainerState], came_to_rest: float) -> None:
-        """Save a checkpoint, after which training continues; pausing for it took ``came_to_rest`` seconds. A failure is
+    def save(self, take: Callable[[], TrainerState], quiesce_seconds: float) -> None:
+        """Save a checkpoint, after which training continues; pausing for it took ``quiesce_seconds``. A failure is
         reported and does not end the run: the next checkpoint is tried when due.
         """
-        self._begin(take, came_to_rest, background=self._options.background)
+        self._begin(take, quiesce_seconds, background=self._options.background)
 
     def save_and_stop(self, take: Callable[[], TrainerState]) -> None:
         """Save a last checkpoint, within its time budget; DataError if it cannot be written."""
@@ -197,7 +197,7 @@ class CheckpointManager:
         whom = f"the first trainer (to save into {self._store.folder.parent})"
         wait(self._world.trainers.ibarrier(), self.wait_options(steps), whom, "checkpoint.limit_seconds")
 
-    def _begin(self, take: Callable[[], TrainerState], came_to_rest: float, *, background: bool) -> None:
+    def _begin(self, take: Callable[[], TrainerState], quiesce_seconds: float, *, background: bool) -> None:
         """Make the trainers and the embedding PSs start writing their files."""
         clock, mine = Clock(), take()
         files = np.array([mine.nbytes], np.float64)  # of all trainers: members of a group own unequal parts
@@ -216,8 +216,8 @@ class CheckpointManager:
         if self._log:
             self._timer.saved(mine.examples)
             if self._writing:
-                self._writing.cost = came_to_rest + clock.wall
-            self._log.pause(came_to_rest + clock.wall)
+                self._writing.cost = quiesce_seconds + clock.wall
+            self._log.pause(quiesce_seconds + clock.wall)
 
     def _make_folder(self, needed: int) -> int:
         """On the first trainer: make the folder of the next checkpoint, on a disk with room for ``needed`` bytes, and

@@ -40,11 +40,11 @@ def restore_lost(
         wait(world.replicas.iallreduce(mean), waiting, "the other trainers (to restore lost state)")
     if repair.sync_ps:
         saved = algorithm_state(repair, synchronizer, owned) if world.replicas.rank == 0 else {}
-        synchronizer.exchange.recenter(repair.sync_ps, means[0], saved)
+        synchronizer.exchange.restore_center(repair.sync_ps, means[0], saved)
     if lost:
         for values, mean in zip(arrays, means, strict=True):
             values[:] = mean if living else values
-        synchronizer.exchange.join()
+        synchronizer.exchange.adopt_model()
     return means[0]
 
 

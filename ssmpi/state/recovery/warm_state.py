@@ -43,11 +43,10 @@ class TrainerMemory(NamedTuple):
     run: dict[str, Any]
     quality: Quality
     batches: int
-    warmed_up: bool
     handed: np.ndarray | None = None
 
 
-NOTHING = TrainerMemory(None, {}, Quality(), -1, True)
+NOTHING = TrainerMemory(None, {}, Quality(), -1)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class WarmState:
     left: Deal
     quality: Sequence[Quality]
     furthest: Sequence[int]
-    warming_up: bool
     repair: Repair | None = None
 
     @classmethod
@@ -85,7 +83,6 @@ class WarmState:
             left=deal,
             quality=[each.quality for each in found],
             furthest=furthest(world.topology, batches, lost),
-            warming_up=not all(each.warmed_up for each in found),
             repair=repair,
         )
 
@@ -101,11 +98,9 @@ class WarmState:
         self, synchronizer: Synchronizer, world: World, waiting: WaitOptions, owned: OwnedParameters
     ) -> None:
         """Copy replicated state to all replicas from that of the trainer furthest ahead, which may have been killed a
-        step after the others. An unfinished warm-up ends here. ``owned`` are this trainer's dense parameters.
+        step after the others. ``owned`` are this trainer's dense parameters.
         """
         arrays = synchronizer.common()
-        if self.warming_up:
-            arrays = [synchronizer.weights, *synchronizer.context.local.optimizer.state().values()]
         giver = self._giver(synchronizer, world) if arrays else None
         gives = world.replicas.rank == giver
         given = [values.copy() if gives else np.zeros_like(values) for values in arrays]
@@ -113,9 +108,6 @@ class WarmState:
             wait(world.replicas.iallreduce(values), waiting, "the other trainers (to resume after a kill)")
         for values, from_furthest in zip(arrays, given if giver is not None else arrays, strict=True):
             values[:] = from_furthest
-        if self.warming_up:
-            synchronizer.restart()
-            synchronizer.context.local.memory.note(PersistedKey.WARMED_UP, True)
         if self.repair:
             mean = restore_lost(self.repair, synchronizer, world, waiting, owned)
             if arrays and giver is None:
@@ -128,8 +120,8 @@ class WarmState:
         first = self.furthest[world.topology.place_of(world.index).member]
         if not self.repair:
             return first
-        _, keeper = world.replicas.directory.members[synchronizer.exchange.keeper]
-        has = world.replicas.gather(keeper not in self.repair.trainers)
+        _, owner = world.replicas.directory.members[synchronizer.exchange.owner_of_state]
+        has = world.replicas.gather(owner not in self.repair.trainers)
         return next((replica for replica in (first, *range(len(has))) if has[replica]), None)
 
 
@@ -178,7 +170,6 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
         memory.noted(PersistedKey.RUN_SO_FAR),
         Quality.of(*counters(memory.array, threads)),
         int(trained.batches.sum()),
-        bool(memory.noted(PersistedKey.WARMED_UP)),
         trained.handed.kept(deal[0]) if trained.handed and deal else None,
     )
 

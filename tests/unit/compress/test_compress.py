@@ -100,8 +100,9 @@ def test_dropping_nothing_is_dense(text):
 def test_what_is_not_finite_is_divergence(text, value):
     """Wherever it is, also in an encode that looks for no threshold."""
     for place in (0, BLOCK - 1, SIZE - 1):
-        codec = compress.make(text, CodecOptions(refresh="plain"), SIZE, BORDERS)
-        codec.take(gradient(1))
+        codec = compress.make(text, CodecOptions(), SIZE, BORDERS)
+        for step in range(3):
+            codec.take(gradient(step))
         bad = gradient(2)
         bad[place] = value
         with pytest.raises(TrainingError, match="not finite"):
@@ -131,7 +132,7 @@ def brute_force(values, share):
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999])
 @pytest.mark.parametrize("whole", ["", ":whole"])
 def test_a_refresh_sends_the_largest_of_each_layer(share, whole):
-    codec = compress.make(f"threshold:{share}{whole}", CodecOptions(life_span=1), SIZE, BORDERS)
+    codec = compress.make(f"threshold:{share}{whole}", CodecOptions(threshold_interval=1), SIZE, BORDERS)
     for step in range(3):
         values = gradient(step)
         sent = decoded(codec.take(values.copy()))
@@ -143,51 +144,47 @@ def test_a_refresh_sends_the_largest_of_each_layer(share, whole):
 
 
 def test_what_is_left_is_below_the_threshold():
-    for codec, _, _, left in stream("threshold:0.95", 20, CodecOptions(life_span=7)):
+    for codec, _, _, left in stream("threshold:0.95", 20, CodecOptions(threshold_interval=7)):
         for layer, (first, last) in enumerate(itertools.pairwise(codec.edges)):
             assert np.abs(left[first:last]).max() < max(codec.state[1 + layer], TINY)
 
 
-@pytest.mark.parametrize(("refresh", "expected"), [("plain", {0, 10, 20}), ("doubling", {0, 1, 2, 4, 8, 10, 20})])
-def test_thresholds_live_for_their_span(refresh, expected):
+def test_thresholds_are_computed_once_an_interval_and_more_often_in_the_first():
     """Each encode is of larger gradients, so every refresh shows."""
-    codec, changes, before = compress.make("threshold:0.9", CodecOptions(life_span=10, refresh=refresh), SIZE), set(), 0
+    codec, changes, before = compress.make("threshold:0.9", CodecOptions(threshold_interval=10), SIZE), set(), 0
     for step in range(25):
         codec.take(gradient(step) * np.float32(1 + step))
         if codec.state[1] != before:
             changes.add(step)
         before = codec.state[1]
-    assert changes == expected
+    assert changes == {0, 1, 2, 4, 8, 10, 20}
 
 
 def test_a_layer_of_zeros_is_not_sent_and_gets_its_threshold_later():
-    """A threshold of zero would send everything for a whole life span."""
-    codec = compress.make("threshold:0.9", CodecOptions(refresh="plain"), SIZE, BORDERS)
-    values = np.zeros(SIZE, np.float32)
-    values[:3] = 1.0
-    assert compress.count_of(codec.take(values))[1] == 3
+    """A threshold of zero would send everything for a whole interval."""
+    codec = compress.make("threshold:0.9", CodecOptions(), SIZE, BORDERS)
+    for _ in range(3):  # the next encode, the fourth, refreshes nothing
+        values = np.zeros(SIZE, np.float32)
+        values[:3] = 1.0
+        assert compress.count_of(codec.take(values))[1] == 3
     sent = decoded(codec.take(gradient(1)))
     assert np.count_nonzero(sent[30_000:]) <= 0.11 * (SIZE - 30_000)
 
 
 def test_early_refreshes_bring_the_density_to_its_target():
-    """The paper's rule sends too much for a whole life span, because the first residual is small."""
-    sent = {}
-    for refresh in ("plain", "doubling"):
-        options = CodecOptions(life_span=1000, refresh=refresh)
-        counts = [compress.count_of(p)[1] for _, _, p, _ in stream("threshold:0.99", 120, options, size=5_000)]
-        sent[refresh] = np.mean(counts[60:]) / 5_000
-    assert sent["plain"] > 1.5 * sent["doubling"]
-    assert 0.008 < sent["doubling"] < 0.016
+    """The first threshold alone sends twice as much for a whole interval, because the first residual is small."""
+    codec = stream("threshold:0.99", 120, CodecOptions(threshold_interval=1000), size=5_000)
+    counts = [compress.count_of(payload)[1] for _, _, payload, _ in codec]
+    assert 0.008 < np.mean(counts[60:]) / 5_000 < 0.016
 
 
 def test_a_codec_goes_on_from_its_state():
     """Its numbers and what is left are all there is."""
-    whole = [sent for _, _, sent, _ in stream("threshold:0.97", 9, CodecOptions(life_span=5))]
+    whole = [sent for _, _, sent, _ in stream("threshold:0.97", 9, CodecOptions(threshold_interval=5))]
     codec, left, found = None, np.zeros(SIZE, np.float32), []
     for step in range(9):
         state = None if codec is None else codec.state.copy()
-        codec = compress.make("threshold:0.97", CodecOptions(life_span=5), SIZE, BORDERS, state)
+        codec = compress.make("threshold:0.97", CodecOptions(threshold_interval=5), SIZE, BORDERS, state)
         left += gradient(1, step)
         found.append(codec.take(left).copy())
     for one, other in zip(whole, found, strict=True):
@@ -214,7 +211,7 @@ def descend(text, feedback=True):
     target = generator.standard_t(3, size=2_000).astype(np.float32)
     curve = generator.uniform(0.2, 2, 2_000).astype(np.float32)
     weights, left = np.zeros(2_000, np.float32), np.zeros(2_000, np.float32)
-    codec = compress.make(text, CodecOptions(life_span=100), 2_000)
+    codec = compress.make(text, CodecOptions(threshold_interval=100), 2_000)
     for _ in range(1_500):
         left += curve * (weights - target) + 0.3 * generator.standard_normal(2_000).astype(np.float32)
         weights -= np.float32(0.01) * decoded(codec.take(left))
@@ -321,9 +318,9 @@ def test_an_unknown_codec_is_refused(text):
 @pytest.mark.parametrize("others", [0, 9])
 def test_no_threshold_is_searched_for_where_all_but_few_entries_are_zero(others, monkeypatch):
     """As in a mirror with little to tell: those few are all sent, and the search comes when there are more."""
-    codec, searched, partition = compress.make("threshold:0.99", CodecOptions(refresh="plain"), 1_000), [], np.partition
+    codec, searched, partition = compress.make("threshold:0.99", CodecOptions(), 1_000), [], np.partition
     monkeypatch.setattr(np, "partition", lambda *given: searched.append(0) or partition(*given))
-    for number in (others, others, others, 10, 20):
+    for number in (others, others, others, 10):
         vector = np.zeros(1_000, np.float32)
         vector[:number] = 1.0 + np.arange(number)
         assert compress.count_of(codec.take(vector))[1] <= max(number, 10)

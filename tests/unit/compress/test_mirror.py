@@ -1,37 +1,27 @@
 """Both ends of a mirror hold the same to the last bit, and what is sent arrives."""
 
+import itertools
 import math
 import tracemalloc
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from centers import center_alone
 from test_compress import BORDERS, SIZE, TEXTS, decoded, gradient
 
 from ssmpi import compress
 from ssmpi.compress import CodecOptions, MirrorReceiver, MirrorSender, PayloadError, ShardCodecs
 from ssmpi.runtime.errors import TrainingError
-from ssmpi.runtime.mpi.waiting import WaitOptions
 from ssmpi.runtime.topology import Role, Topology
-from ssmpi.runtime.traffic import Traffic
-from ssmpi.sync import pushes
-from ssmpi.sync.async_ps import AsyncPS
-from ssmpi.sync.easgd import EASGD
-from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
-from ssmpi.sync.ma import MA
-from ssmpi.sync.mean_mirrors import MeanMirrors
+from ssmpi.sync.easgd import EASGD, ClientMirrors, ReplicaMirrors
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.sharded_mean import ShardedMean
-from ssmpi.sync.shards import packed
 
 
-def ends(text, size=SIZE, life_span=1000):
+def ends(text, size=SIZE, interval=1000):
     """Of one mirror, from random values on."""
-    start, whole = gradient(7, size=size), [[slice(0, size)]]
-    codec = compress.parse(text, CodecOptions(life_span=life_span))
-    sender, receiver = MirrorSender(ShardCodecs(codec, whole, BORDERS, seed=(3,))), MirrorReceiver(whole, start.copy())
-    sender.hold(start, 0)
+    start, whole = gradient(7, size=size), [slice(0, size)]
+    codec = compress.parse(text, CodecOptions(threshold_interval=interval))
+    sender, receiver = MirrorSender(ShardCodecs(codec, whole, BORDERS, seed=(3,))), MirrorReceiver(whole)
+    receiver.receive(*sender.send(start))
     return sender, receiver
 
 
@@ -75,7 +65,7 @@ def test_of_a_vector_that_rests_everything_arrives(text):
     not found anew would stay above what is left.
     """
     size = 3_000
-    mirror, copy = ends(text, size, life_span=1)
+    mirror, copy = ends(text, size, interval=1)
     weights = gradient(9, size=size)
     for _ in range(200):
         copy.receive(*mirror.send(weights))
@@ -95,13 +85,13 @@ def test_what_is_not_finite_is_divergence(text):
 def test_a_payload_of_another_vector_is_refused():
     mirror, _ = ends("threshold:0.9")
     with pytest.raises(PayloadError, match="not 5"):
-        MirrorReceiver([[slice(0, 5)]]).receive(*mirror.send(gradient(10)))
+        MirrorReceiver([slice(0, 5)]).receive(*mirror.send(gradient(10)))
 
 
 # Rounds
 
 
-STEPS, SHARDS = 40, [[slice(0, 900), slice(900, 1_501)], [slice(1_501, 3_000)]]
+STEPS, SHARDS = 40, [slice(0, 900), slice(900, 1_501), slice(1_501, 3_000)]
 
 
 def same(one, other):
@@ -115,78 +105,33 @@ def test_both_ends_of_elastic_exchanges_hold_the_same(text):
     chosen, center = RoundOptions(algorithm="easgd", codec=text), gradient(1, size=3_000)
     trainers = [ReplicaMirrors(chosen, SHARDS, (100, 700), (k, 0)) for k in range(2)]
     clients = [
-        [
-            ClientMirrors(chosen, packed([[part]]), (2 + k, trainer, 0))
-            for k, part in enumerate(part for parts in SHARDS for part in parts)
-        ]
+        [ClientMirrors(chosen, part.stop - part.start, (2 + k, trainer, 0)) for k, part in enumerate(SHARDS)]
         for trainer in range(2)
     ]
-    shards = [part for parts in SHARDS for part in parts]
     for step in range(STEPS):
-        own, ends, fragment = trainers[step % 3 % 2], clients[step % 3 % 2], step % 2
-        theirs = ends[:2] if fragment == 0 else ends[2:]
-        payloads = own.replica.send(gradient(2, step, size=3_000), fragment)
+        own, ends = trainers[step % 3 % 2], clients[step % 3 % 2]
+        payloads = own.replica.send(gradient(2, step, size=3_000))
         answers = [
-            end.exchange(0, payload, center[part], 0.3)
-            for end, payload, part in zip(theirs, payloads, SHARDS[fragment], strict=True)
+            end.exchange(payload, center[part], 0.3) for end, payload, part in zip(ends, payloads, SHARDS, strict=True)
         ]
-        own.receive(answers, fragment)
-        whole = slice(0, 1_501) if fragment == 0 else slice(1_501, 3_000)
-        before, was = (
-            (own.center.copy[whole].copy(), own.replica.copy[whole].copy()),
-            np.empty((2, whole.stop - whole.start)),
-        )
-        own.move(whole, 0.3, *was)
+        own.receive(answers)
+        before, was = (own.center.copy.copy(), own.replica.copy.copy()), np.empty((2, 3_000))
+        own.move(0.3, *was)
         np.testing.assert_array_equal(was, before)
-        for end, part in zip(ends, shards, strict=True):
+        for end, part in zip(ends, SHARDS, strict=True):
             same(end.replica.copy, own.replica.copy[part])
             same(end.center.copy, own.center.copy[part])
 
 
-def test_each_sync_ps_draws_other_entries_for_each_client_and_fragment():
-    """Of exchanges and of pulls; whoever draws alike would tell all of the same entries."""
-    chosen = RoundOptions(algorithm="async_ps", codec="random-k:0.9", pull_codec="random-k:0.9", fragments=2)
-    there, nothing, told = gradient(4, size=2_000), pushes.message([], 1.0, Traffic()), []
-    halves = [[slice(0, 1_000)], [slice(1_000, 2_000)]]
-    payload = compress.make("random-k:0.9", CodecOptions(), 1_000).take(there[:1_000].copy())
-    for server in (5, 6):
-        center = center_alone(chosen, server)
-        for fragment in range(2):
-            center.start(fragment, np.zeros(1_000, np.float32))
-        for client in ((0, 0), (0, 1), (1, 0)):
-            clients = ClientMirrors(chosen, halves, (server, *client))
-            for fragment in range(2):
-                center.vector[:] = 0.0
-                center.fetched(fragment, client)
-                center.vector[:] = there
-                told.append(decoded(center.answer(fragment, client, nothing)) != 0)
-                clients.center.hold(np.zeros(2_000, np.float32), fragment)
-                told.append(decoded(clients.exchange(fragment, payload, there.copy(), 0.5)) != 0)
-    assert len({each.tobytes() for each in told[::2]}) == len({each.tobytes() for each in told[1::2]}) == 12
-
-
-@pytest.mark.parametrize("text", [text for text in TEXTS if "whole" not in text])
-def test_owners_and_trainers_hold_the_same(text):
-    """After every round of three trainers, of which the last one leaves."""
-    chosen = RoundOptions(codec=text)
-    trainers = [MeanMirrors(chosen, (100, 700), (k, 3), np.zeros(3_000, np.float32)) for k in range(3)]
-    for step in range(STEPS // 3):
-        active = [True, True, step < 8]
-        for k, own in enumerate(trainers):
-            for owner, payload in enumerate(own.replica.send(gradient(3, k, step, size=3_000), 0)):
-                if owner != k:
-                    trainers[owner].receive_replica(k, payload, 0)
-        for owner, own in enumerate(trainers):
-            payload = own.answer(active, 0)
-            for other in trainers[:owner] + trainers[owner + 1 :]:
-                other.receive_mean(owner, payload, 0)
-        for own in trainers:
-            before, was = (own.mean.copy.copy(), own.replica.copy.copy()), np.empty(3_000)
-            np.testing.assert_array_equal((own.move(0, 0.3, was), was), before)
-        for own in trainers:
-            same(own.mean.copy, trainers[0].mean.copy)
-            for k, other in enumerate(trainers):
-                same(own.replicas[k].shard(0), other.replica.shard(0, own.rank))
+def test_each_sync_ps_draws_other_entries_for_each_client():
+    """Whoever draws alike would tell all of the same entries."""
+    chosen, center = RoundOptions(algorithm="easgd", codec="random-k:0.9"), gradient(4, size=1_000)
+    codec, told = compress.make("random-k:0.9", CodecOptions(), 1_000), set()
+    for place in itertools.product((5, 6), (0, 1), (0, 1)):
+        client = ClientMirrors(chosen, 1_000, place)
+        client.exchange(codec.dense(np.zeros(1_000, np.float32)), np.zeros(1_000, np.float32), 0.5)
+        told.add((decoded(client.exchange(codec.take(center.copy()), center.copy(), 0.5)) != 0).tobytes())
+    assert len(told) == 8
 
 
 class Allocated:
@@ -211,41 +156,18 @@ def close_above(planned, found):
     return found - 0.3 < planned < found + 1.1
 
 
-@pytest.mark.parametrize("fragments", [1, 4])
-@pytest.mark.parametrize("trainers", [2, 5])
-def test_plan_counts_what_mirrors_of_means_allocate(trainers, fragments):
-    """All arrays of a trainer, with the memory of what the mean has not told."""
-    chosen = RoundOptions(algorithm="ma", codec="bf16", fragments=fragments)
-    with Allocated() as found:
-        pending = np.zeros(found.SIZE, np.float32)
-        mirrors = MeanMirrors(chosen, (), (0, trainers), pending)
-        own = ShardedMean(SimpleNamespace(rank=0, size=trainers), WaitOptions(), mirrors)
-        vectors = found.vectors
-    assert own.mirrors is mirrors
-    assert close_above(MA.cost(chosen, Topology(trainers=trainers), Allocated.SIZE).mirrors[Role.TRAINER], vectors)
-
-
-def test_plan_counts_what_mirrors_of_centers_allocate():
-    """Of each client at its own end; and at a sync PS of several, which share scratch space, elastic and of pulls."""
-    chosen, clients = RoundOptions(algorithm="async_ps", codec="bf16", pull_codec="bf16"), range(3)
-    topology, size, ends = Topology(trainers=3, sync_ps=1), Allocated.SIZE, []
-    elastic, pulled = (kind.cost(chosen, topology, size).mirrors for kind in (EASGD, AsyncPS))
-    whole, center = [[slice(0, size)]], center_alone(chosen)
-    center.start(0, np.zeros(size, np.float32))
+def test_plan_counts_what_mirrors_allocate():
+    """Of each client at its own end; and at a sync PS of several, which share scratch space."""
+    chosen, size, made = RoundOptions(algorithm="easgd", codec="bf16"), Allocated.SIZE, []
+    planned = EASGD.cost(chosen, Topology(trainers=3, sync_ps=1), size).mirrors
 
     def share(scratch):
-        return [ClientMirrors(chosen, whole, (1, k, 0), scratch) for k in clients], scratch
+        return [ClientMirrors(chosen, size, (1, k, 0), scratch) for k in range(3)], scratch
 
-    def pulling():
-        for k in clients:
-            center.fetched(0, (k, 0))
-
-    for planned, make in (
-        (elastic[Role.TRAINER], lambda: ReplicaMirrors(chosen, whole, (), (0, 0))),
-        (elastic[Role.SYNC_PS], lambda: share(np.zeros(size, np.float32))),
-        (pulled[Role.TRAINER], lambda: MirrorReceiver(whole)),
-        (pulled[Role.SYNC_PS], pulling),
+    for role, make in (
+        (Role.TRAINER, lambda: ReplicaMirrors(chosen, [slice(0, size)], (), (0, 0))),
+        (Role.SYNC_PS, lambda: share(np.zeros(size, np.float32))),
     ):
         with Allocated() as found:
-            ends.append(make())
-            assert close_above(planned, found.vectors)
+            made.append(make())
+            assert close_above(planned[role], found.vectors)

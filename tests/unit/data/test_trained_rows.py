@@ -118,7 +118,7 @@ def test_the_dealer_knows_what_a_trainer_has_done_and_has_in_hand(data, ahead):
         assert all(found[n] == deal.pieces[n].rows for n in np.flatnonzero(found))
         assert rows_in_hand(trainer, deal, handed) == 10 * sum(len(has[2 * trainer + k]) for k in range(2))
     rests = [Piece(piece.block, piece.stop - 3, piece.stop) for n, piece in enumerate(deal.pieces) if n in has[0]]
-    trained.handed.at_rest(rests)
+    trained.handed.quiesced(rests)
     handed = trained.handed.kept(deal)
     assert rows_in_hand(0, deal, handed) == 10 * len(has[0])
     assert rows_in_hand(1, deal, handed) == 0

@@ -33,7 +33,6 @@ from ssmpi.state.checkpoint.trainer_state import Checkpoint
 from ssmpi.state.recovery import checkpoints
 from ssmpi.state.recovery.start import ResumePlan
 from ssmpi.state.request import RunRequest
-from ssmpi.sync.warmup import WarmUp
 from ssmpi.tools import inspect
 from ssmpi.trainer import build_trainer, trainer
 
@@ -149,7 +148,7 @@ def test_what_a_codec_has_not_sent_goes_on(tmp_path, small_data, watched):
     always c.
     """
     steps = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1", "topology.sync_ps=2")
-    overrides = ("embedding.prefetch=false", *steps, "sync.codec=threshold:0.9", "sync.life_span=20")
+    overrides = ("embedding.prefetch=false", *steps, "sync.codec=threshold:0.9", "sync.threshold_interval=20")
     reference = train_over_threads(tmp_path / "whole", small_data, *overrides)
     run = in_pieces(tmp_path / "cut", small_data, watched, [30], *overrides)
     np.testing.assert_allclose(run.losses(), reference.losses(), rtol=1e-6)
@@ -160,7 +159,7 @@ def test_what_a_codec_has_not_sent_goes_on(tmp_path, small_data, watched):
 OLD = (
     "model.bottom=[6,4]", "model.top=[5,1]", "embedding.dim=4", "data.batch_size=100", "evaluate.per_pass=1",
     "embedding.prefetch=false", "topology.sync_ps=1", "sync.algorithm=async_ps", "sync.pace=fixed_rate",
-    "sync.every_iterations=1", "sync.codec=threshold:0.9", "sync.life_span=20",
+    "sync.every_iterations=1", "sync.codec=threshold:0.9", "sync.threshold_interval=20",
 )  # fmt: skip
 VECTORS = {"replica", "dense/sums", "sync/center", "sync/trainer 0 of 1/residual 0"}
 
@@ -514,16 +513,6 @@ def test_a_damaged_split_is_not_scored(tmp_path, small_data, split):
     with pytest.raises(DataError, match=rf"{split}/shard-00000\.h5: damaged"):
         train_over_threads(tmp_path, data, *ONE)
     assert f'"{split}"' not in (tmp_path / "run/metrics.jsonl").read_text()
-
-
-def test_a_warm_up_is_not_repeated(tmp_path, small_data, watched, monkeypatch):
-    """It would take the first trainer's replica for that of all."""
-    begun, begin = [], WarmUp.__init__
-    monkeypatch.setattr(WarmUp, "__init__", lambda *arguments: begun.append(1) or begin(*arguments))
-    two = (*ONE, "topology.trainers=2", "sync.algorithm=slowmo", "sync.warmup_steps=5")
-    run = in_pieces(tmp_path, small_data, watched, [40], *two)
-    assert len(begun) == 2  # trainers of the first job
-    assert run.result["examples"] == 12_000
 
 
 OTHER_NUMBERS = [

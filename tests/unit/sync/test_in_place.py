@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from ssmpi.sync.base import merge_difference
 from ssmpi.sync.bmuf import move_filtered
-from ssmpi.sync.exchange import merge_difference, merge_interpolate
-from ssmpi.sync.in_place import BLOCK, Replicas, average
+from ssmpi.sync.host_team import BLOCK, Replicas, average
 
-SIZE, PART = 2 * BLOCK + 77, (5, 2 * BLOCK + 66)  # three blocks, the last one short
+SIZE, PART = 2 * BLOCK + 77, 2 * BLOCK + 66  # three blocks, the last one short
 ALPHA = 0.3
 
 
@@ -24,22 +24,20 @@ def mean_of(replicas, counts):
     return total / np.float32(sum(counts))
 
 
-def expected(replicas, reference, difference):
-    """A part of each, moved by the kernels of the message path."""
-    moved, part = [replica.copy() for replica in replicas], slice(*PART)
+def expected(replicas, reference):
+    """The first part of each, moved by the kernel of the message path."""
+    moved = [replica.copy() for replica in replicas]
     for weights, snapshot in zip(moved, replicas, strict=True):
-        merge = merge_difference if difference else merge_interpolate
-        merge(weights[part], reference[part], snapshot[part], ALPHA)
+        merge_difference(weights[:PART], reference[:PART], snapshot[:PART], ALPHA)
     return moved
 
 
-@pytest.mark.parametrize("difference", [True, False])
 @pytest.mark.parametrize("counts", [[True], [True, True], [False, True, True], [True, False, False, True, True]])
-def test_replicas_move_towards_the_mean_of_those_that_count(counts, difference):
+def test_replicas_move_towards_the_mean_of_those_that_count(counts):
     live = vectors(len(counts))
-    wanted = expected(live, mean_of(live, counts), difference)
+    wanted = expected(live, mean_of(live, counts))
     own = Replicas(live)
-    average(own.addresses, np.array(counts), PART, own.blocks, ALPHA, difference)
+    average(own.addresses, np.array(counts), PART, own.blocks, ALPHA)
     for found, each in zip(live, wanted, strict=True):
         np.testing.assert_array_equal(found, each)
 
@@ -51,10 +49,9 @@ def filtered(mean, kept, eta, momentum, ahead):
     return model + delta, delta, model + delta + np.float32(ahead) * delta
 
 
-@pytest.mark.parametrize("difference", [True, False])
 @pytest.mark.parametrize(("momentum", "ahead"), [(0.0, 0.0), (0.6, 0.0), (0.6, 0.6)])
-def test_replicas_move_towards_the_filtered_mean(momentum, ahead, difference):
-    live, counts, part = vectors(3), [True, False, True], slice(*PART)
+def test_replicas_move_towards_the_filtered_mean(momentum, ahead):
+    live, counts = vectors(3), [True, False, True]
     model, delta, reference = vectors(3, seed=1)
     if not ahead:
         reference = model
@@ -62,14 +59,13 @@ def test_replicas_move_towards_the_filtered_mean(momentum, ahead, difference):
     for each, found in zip(
         wanted, filtered(mean_of(live, counts), (model, delta, reference), 0.7, momentum, ahead), strict=True
     ):
-        each[part] = found[part]
+        each[:PART] = found[:PART]
     if not momentum:
         wanted[1] = delta.copy()  # nobody needs it
-    moved = expected(live, wanted[2], difference)
+    moved = expected(live, wanted[2])
     own = Replicas(live)
     move_filtered(
         (own.addresses, np.array(counts), own.blocks), PART, (model, delta, reference), (0.7, momentum, ahead), ALPHA,
-        difference,
     )  # fmt: skip
     for found, each in zip((*live, model, delta, reference), (*moved, *wanted), strict=True):
         np.testing.assert_array_equal(found, each)

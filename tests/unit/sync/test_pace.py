@@ -61,7 +61,7 @@ def shadow_runs(clock, share, **options):
         body()
         return own
 
-    shadow = pace.make_pace([clock], sync.Options(**options), 1, start, share)
+    shadow = pace.pace_of([clock], sync.Options(**options), 1, start, share)
     assert isinstance(shadow, pace.Shadow)
     shadow._finished = clock
     shadow.begin()

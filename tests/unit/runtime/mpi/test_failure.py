@@ -102,10 +102,10 @@ def test_what_nobody_expects_comes_with_one():
 
 def test_an_error_in_a_users_own_code_names_the_line():
     """Of the innermost frame there, although numpy raised it."""
-    text = "import numpy as np\n\ndef refer(found):\n    return found + np.ones(3)\n"
+    text = "import numpy as np\n\ndef merge_target(reduced):\n    return reduced + np.ones(3)\n"
     place, own = Here(), user_code.module_of(Path("/home/me/ema.py"), text)
     with guard(place, "shadow"):
-        own.refer(np.ones(2))
+        own.merge_target(np.ones(2))
     assert place.words[0].startswith(
         "error: trainer 1 (rank 0, host h2, thread shadow): /home/me/ema.py, line 4: ValueError: operands could not"
     )

@@ -15,7 +15,7 @@ from ranks import address_of
 
 from ssmpi.runtime.mpi.shared_lock import SharedLock, leave, take
 from ssmpi.runtime.mpi.shared_memory import SharedMemory
-from ssmpi.sync.elastic import MappedCenter, pull_alone
+from ssmpi.sync.easgd import InPlaceCenter, pull_alone
 
 HOLDER = """
 import sys, time
@@ -103,7 +103,7 @@ def test_a_signal_while_waiting_loses_no_round(address, monkeypatch):
     """Compiled code comes back without the lock, as the system call does; the round goes on in the interpreter."""
     mine, lock, came, handled = SharedLock.at(address), SharedLock.at(address), [], threading.Event()
     center, replica = np.zeros(8, np.float32), np.ones(8, np.float32)
-    MappedCenter.move(SimpleNamespace(alpha=0.0), lock, center, replica)
+    InPlaceCenter.move(SimpleNamespace(alpha=0.0), lock, center, replica)
     before = signal.signal(signal.SIGUSR2, lambda *_: (came.append("handler"), handled.set()))
     main = threading.get_ident()
 
@@ -118,7 +118,7 @@ def test_a_signal_while_waiting_loses_no_round(address, monkeypatch):
     other = threading.Thread(target=interrupt)
     other.start()
     try:
-        MappedCenter.move(SimpleNamespace(alpha=0.25), lock, center, replica)
+        InPlaceCenter.move(SimpleNamespace(alpha=0.25), lock, center, replica)
     finally:
         other.join(PATIENCE)
         signal.signal(signal.SIGUSR2, before)
@@ -131,7 +131,7 @@ def test_a_file_that_is_not_open_is_an_error(address):
     lock, nothing = SharedLock.at(address), np.empty(0, np.float32)
     lock.file = 1 << 20
     with pytest.raises(OSError, match="Bad file descriptor"):
-        MappedCenter.move(SimpleNamespace(alpha=0.5), lock, nothing, nothing)
+        InPlaceCenter.move(SimpleNamespace(alpha=0.5), lock, nothing, nothing)
     with pytest.raises(OSError, match="No such file"):
         SharedLock.at(address_of(1 << 20))
 

@@ -74,11 +74,11 @@ def test_closing_rounds_are_in_the_result(tmp_path, small_data):
 
 
 def test_rounds_in_figures(tmp_path, small_data):
-    """In every window, and over the whole run in the result; a fragment is a part of a round."""
-    rate = ("sync.pace=fixed_rate", "sync.every_iterations=4", "sync.fragments=3", "data.handout=static")
+    """In every window, and over the whole run in the result."""
+    rate = ("sync.pace=fixed_rate", "sync.every_iterations=4", "data.handout=static")
     run = train_over_threads(tmp_path, small_data, *SETTINGS[1:], *EASGD, *rate)
     iterations = [len(run.losses(trainer)) for trainer in range(2)]
-    assert run.result["rounds"] == pytest.approx(sum(n // 4 / 3 + 1 for n in iterations))  # the last one is whole
+    assert run.result["rounds"] == pytest.approx(sum(n // 4 + 1 for n in iterations))  # one at the end
     assert run.result["staleness"] == 0  # in the foreground nobody learns meanwhile
     windows = [line for line in written(run)[0] if "sync_gap_trainer" in line]
     assert windows
