@@ -417,7 +417,7 @@ def kept_until_started(tmp_path, data, lost, algorithm, *changed):
     """
     killed = Killed(tmp_path, data, *BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm], *TWO_PS[-2:])
     killed.start_and_save()
-    ranks = ["trainer-0", "trainer-1", *(["sync_ps-0", "sync_ps-1"] if len(EVERY[algorithm]) == 2 else [])]
+    ranks = ["trainer-0", "trainer-1", *(["sync_ps-0", "sync_ps-1"] if "topology.sync_ps=2" in EVERY[algorithm] else [])]
     for name in changed:
         killed.live(lost, name)[name].view(np.float32)[:] += 1.0  # whatever the last rounds did, it differs now
     before = {rank: killed.arrays(rank) for rank in ranks}
