@@ -4,7 +4,6 @@ that part does. Read this page first; every noun on it is defined where it is im
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.config import Config
@@ -20,21 +19,21 @@ if TYPE_CHECKING:
     from ssmpi.trainer.worker import HelpingTrainer, WorkerTrainer
 
 
-def run(job: Job, config: Config, folder: Path, start: Start = BEGINNING) -> bool:
-    """One rank's whole life in a training job, in its run's ``folder``. True unless stopped early."""
+def run(job: Job, config: Config, start: Start = BEGINNING) -> bool:
+    """One rank's whole life in a training job. True unless stopped early."""
     world = World(job, config.topology)
     log.configure(world.who, verbose=job.rank == 0)
-    log.log_to_file(folder / log.LOGS / f"{world.who.replace(' ', '-')}.log", world.who)
+    log.log_to_file(config.run.path / log.LOGS / f"{world.who.replace(' ', '-')}.log", world.who)
     log.log.info(world.describe_hosts())
-    with cpu_usage.recorded(folder, world.role, world.index):
-        return PARTS[world.role](config, world, folder, start)
+    with cpu_usage.recorded(config.run.path, world.role, world.index):
+        return PARTS[world.role](config, world, start)
 
 
-def train(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
+def train(config: Config, world: World, start: Start = BEGINNING) -> bool:
     """A trainer: passes over the data, evaluations and checkpoints in between, the model saved at the end."""
     from ssmpi.trainer.trainer import Trainer  # here, because servers need nothing of it
 
-    trainer = Trainer(config, world, folder, start)
+    trainer = Trainer(config, world, start)
     for _ in trainer.parts():
         trainer.train_part(hogwild, help_lane)
         trainer.evaluate(config.evaluate.split)  # where a part is done

@@ -11,7 +11,7 @@ from ranks import PATIENCE, over_threads, ssmpi
 from ssmpi.config import load
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
-from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
+from ssmpi.runtime.mpi.rank_memory import MemoryFile, Origin
 from ssmpi.runtime.settings import dump
 from ssmpi.state import run_folder
 from ssmpi.state.checkpoint import model_files
@@ -105,7 +105,7 @@ def play(world, config, checkpoint=None, memory=None, parent=None):
     if memory:
         kept = MemoryFile(memory / f"{world.role}-{world.index}", Origin("run", world.who, 1))
         start = replace(start, memory=kept)
-    return PARTS[world.role](config, world, Path(config.run.folder), start)
+    return PARTS[world.role](config, world, start)
 
 
 def train_over_threads(folder, data, *overrides, resume=False, memory=None, parent=None, timeout=PATIENCE):

@@ -78,7 +78,7 @@ def play(measured: Measured, config: Config, job: Job) -> None:
     log.configure(world.who, verbose=False)
     names = [config.topology.name_of(rank) for rank in range(job.size)]
     pids = dict(zip(names, job.comm.allgather((job.host, os.getpid())), strict=True))
-    out = Path(config.run.folder) / f"{world.who.replace(' ', '-')}.json"
+    out = config.run.path / f"{world.who.replace(' ', '-')}.json"
     if world.role is Role.TRAINER:
         servers = {
             name: pid for name, (host, pid) in pids.items() if host == job.host and not name.startswith(Role.TRAINER)
@@ -86,7 +86,7 @@ def play(measured: Measured, config: Config, job: Job) -> None:
         own = servers if world.index == 0 else {}
         found: TrainerResult | ServerResult = train_in_windows(measured, config, world, own)
     else:
-        PARTS[world.role](config, world, Path(config.run.folder), BEGINNING)
+        PARTS[world.role](config, world, BEGINNING)
         found = {"stages": measured.stages}
     out.write_text(json.dumps(found), encoding="utf-8")
 
@@ -95,7 +95,7 @@ def train_in_windows(measured: Measured, config: Config, world: World, servers: 
     """Train until the windows are over, then stop as on request."""
     from ssmpi.trainer.trainer import Trainer
 
-    task, trainer = measured.task, Trainer(config, world, Path(config.run.folder), BEGINNING)
+    task, trainer = measured.task, Trainer(config, world, BEGINNING)
     view, ticks = measured.view(trainer), Ticks(config.topology.threads)
     pace = view.pace = TickingPace(view.pace, ticks)
     probe = PROBES[task.probe](Probed(trainer, view, pace))

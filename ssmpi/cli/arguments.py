@@ -12,7 +12,7 @@ from ssmpi.bench import options
 from ssmpi.bench.options import add_options
 from ssmpi.cli import commands
 from ssmpi.runtime.files.run_files import DELTA, EXPORTS, REPORT
-from ssmpi.state.recovery.inputs import INPUTS
+from ssmpi.state.recovery.policy import INPUTS
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # has no public name

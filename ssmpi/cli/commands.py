@@ -20,7 +20,7 @@ from ssmpi.runtime.host.mpi_environment import make_segments_folder
 from ssmpi.runtime.host.startup import without_garbage_collection
 from ssmpi.runtime.mpi import signals
 from ssmpi.runtime.mpi.starting import StartWatch
-from ssmpi.state.recovery.inputs import INPUTS
+from ssmpi.state.recovery.policy import INPUTS
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -46,7 +46,7 @@ def train(arguments: argparse.Namespace) -> int:
 
         log.configure(job.who, verbose=job.rank == 0)
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))
-        path = Path(start.config.run.folder)
+        path = start.config.run.path
         if start.finished:
             resume.check_model(job, path)
             if job.rank == 0:
@@ -55,7 +55,7 @@ def train(arguments: argparse.Namespace) -> int:
             return 0
         begun = restart.begin(job, start, requested(arguments).supervised)
         starting.close()
-        finished = story.run(job, start.config, path, begun)
+        finished = story.run(job, start.config, begun)
         if job.rank == 0 and finished:  # a stop must be quick
             try:
                 plot(path)

@@ -84,7 +84,7 @@ class Launch:
         self, request: RunRequest, config: Config, where: Site | None, hosts: Hosts, environ: Mapping[str, str]
     ) -> None:
         self._request, self._config, self._where, self._hosts, self._environ = request, config, where, hosts, environ
-        self._run = Path(config.run.folder)
+        self._run = config.run.path
         self._lock = LaunchLock(self._run) if config.recovery.mode != "off" else None
         self._restarts = Restarts(self._run, config.recovery, left=left_by(request, config))
         self._requeue = bool(where and where.slurm and where.slurm.requeue)

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
-from ssmpi.runtime.errors import LOST, STOPPED
-from ssmpi.runtime.files import attempts, log, result_marker
+from ssmpi.runtime.errors import LOST, STOPPED, DataError
+from ssmpi.runtime.files import log, result_marker
 from ssmpi.runtime.files.run_files import RESULT_NAME
 from ssmpi.runtime.host.mpi_environment import START_LIMIT
+from ssmpi.state.recovery import run_record
 
 REFUSED = 2  # exit code of errors that the user can fix, also of ranks that did not start the run
 OWN_EXIT_CODES = (1, REFUSED, 130)  # exit codes of ssmpi for errors that another launch would repeat
@@ -31,7 +32,7 @@ class LaunchAttempt:
     def __init__(self, folder: Path, *, requeue: bool, resumed: bool = False, begun: bool = False) -> None:
         self._folder, self._requeue, self._resumed, self._begun = folder, requeue, resumed, begun
         self._marker = folder / RESULT_NAME
-        self._before, self._logs, self._attempts = self._written(), log.lengths(folder), attempts.read(folder)
+        self._before, self._logs, self._attempts = self._written(), log.lengths(folder), attempts(folder)
 
     def conclude(self, code: int, *, cancelled: bool, silent: Callable[[], list[str]] = list) -> int:
         """Report how the launch ended, requeue its job if that may help, and return the exit code. ``code`` is the
@@ -79,7 +80,7 @@ class LaunchAttempt:
         job = os.environ.get("SLURM_JOB_ID", "")
         if not (self._requeue and job) or cancelled:
             return code
-        if (many := self._jobs_not_begun()) >= attempts.MOST:
+        if (many := self._jobs_not_begun()) >= run_record.MOST:
             say(
                 f"error: job {job} is not requeued: {many} jobs in a row ended before all ranks of {self._folder} had"
                 " started, as the messages above say. If they were only slow, raise the limit in the batch file"
@@ -96,16 +97,16 @@ class LaunchAttempt:
         """How many jobs in a row, this one included, have not begun the run; notes in the run that this one has not.
         The first rank notes the others.
         """
-        found = attempts.read(self._folder)
+        found = attempts(self._folder)
         if self._begun or found != self._attempts:
             return 0
         if not self._folder.is_dir():  # then no job has begun
             return 1 + int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         try:
-            attempts.add(self._folder, attempts.NOT_BEGUN)
-        except OSError as error:
+            run_record.add_attempt(self._folder, run_record.NOT_BEGUN)
+        except (OSError, DataError) as error:
             say(f"error: that this job has not begun cannot be noted for the next one: {error}")
-        return 1 + sum(1 for _ in takewhile(attempts.NOT_BEGUN.__eq__, reversed(found)))
+        return 1 + sum(1 for _ in takewhile(run_record.NOT_BEGUN.__eq__, reversed(found)))
 
     def _status(self, code: int) -> str:
         """The marker's status; empty unless this launch wrote it, or succeeded because the run was finished already."""
@@ -121,6 +122,14 @@ class LaunchAttempt:
             return 0, 0
         found = self._marker.stat()
         return found.st_ino, found.st_mtime_ns
+
+
+def attempts(run: Path) -> list[int]:
+    """Where the run's jobs began; none if the record cannot be read, as its ranks report."""
+    try:
+        return run_record.Record.read(run).attempts
+    except DataError:
+        return []
 
 
 def say(text: str) -> None:

@@ -17,7 +17,6 @@ from ssmpi.runtime.files import log
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.host_memory import oom_kills
 from ssmpi.runtime.host.mpi_environment import SEGMENTS
-from ssmpi.runtime.mpi import memory_use
 from ssmpi.state.recovery.run_record import Record
 from ssmpi.state.recovery.start import Supervised
 
@@ -66,7 +65,7 @@ class Restarts:
         try:
             memory_folder.make(self._folder)
             if self._options.mode == "off":  # then no rank maps a file that shows that the folder is in use
-                self._lock = self._lock or memory_use.claim(self._folder)
+                self._lock = self._lock or memory_folder.claim(self._folder)
         except OSError:
             return {}  # the ranks report that there is no such memory
         for left in self._folder.glob("sm_segment.*"):

@@ -22,10 +22,9 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.runtime import settings
 from ssmpi.runtime.errors import SettingsError, UserError
 from ssmpi.runtime.files.run_files import BATCH_FILE, BATCH_LOG, OWN_CODE, RUN_FILE, SITE_FILE, VERSIONS
-from ssmpi.runtime.files.writable import check_writable
 from ssmpi.runtime.host.mpi_environment import remove_session
 from ssmpi.runtime.host.packages import package_versions
-from ssmpi.state import continued
+from ssmpi.state import continued, run_lock
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.requirements import composed, splits_to_score
 
@@ -44,7 +43,7 @@ def submit(config: Config, site_file: Path, dry_run: bool) -> int:
     config = composed(config, manifest.features)
     continued.parent_of(config, manifest)
     layout = layout_of(config, where)
-    folder = Path(config.run.folder)
+    folder = config.run.path
     text = batch_file(config, where, layout)
     words = ["sbatch" if where.slurm else "bash", str(folder / BATCH_FILE)]
     print(layout.describe(where))
@@ -84,7 +83,7 @@ def hand_over(words: Sequence[str], site_file: Path) -> None:
 
 def check_folder(folder: Path, where: Site) -> None:
     """Raise SettingsError unless the folder is empty or not there, and can be written."""
-    check_writable(folder)
+    run_lock.check_writable(folder)
     if folder.exists() and any(folder.iterdir()):
         ways = f"{folder}: not empty; choose another run.folder"
         if (folder / BATCH_FILE).is_file():
@@ -124,7 +123,7 @@ def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
 
 def batch_file(config: Config, where: Site, layout: NodeLayout) -> str:
     """A batch file that people can read and edit: what it requests, what it sets up, one command."""
-    folder = Path(config.run.folder)
+    folder = config.run.path
     launch = ["ssmpi", "launch", "--resume", str(folder), "--site", str(folder / SITE_FILE)]
     options = slurm_options(folder, where, layout) if where.slurm else []
     lines = [

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ssmpi.data.position import Piece, Position, Rows
-from ssmpi.runtime.mpi.rank_memory import PersistedKey
 
 if TYPE_CHECKING:
     from ssmpi.runtime.mpi.rank_memory import RankMemory
@@ -57,8 +56,8 @@ class TrainedRows:
     def __init__(self, memory: RankMemory, threads: int, most: int, *, dealer: bool = False) -> None:
         self._memory = memory
         if memory.kept:
-            most = memory.noted(PersistedKey.PIECES)
-        memory.note(PersistedKey.PIECES, most)
+            most = memory.noted["pieces"]
+        memory.note(pieces=most)
         self.handed = Assignments(memory, threads, most) if dealer else None
         self._banks = memory.array("rows done", (2, most), np.int64)
         self.rows, self.batches = (
@@ -77,7 +76,7 @@ class TrainedRows:
         self._of_block, self._bank = dict(of_block), bank.data
         if self.handed:
             self.handed.deal(dealt)
-        self._memory.note(PersistedKey.DEAL, [dealt.number, dealt.examples, dealt.position.state()])
+        self._memory.note(deal=[dealt.number, dealt.examples, dealt.position.state()])
 
     def add(self, thread: int, rows: Rows) -> None:
         """A thread has trained on the next rows of its pieces. A kill in here may report a batch that is not repeated,
@@ -96,7 +95,7 @@ class TrainedRows:
 
     def kept(self) -> tuple[Deal, np.ndarray] | None:
         """The last deal of an earlier process, and how many rows of each of its pieces this trainer has trained on."""
-        found = self._memory.noted(PersistedKey.DEAL)
+        found = self._memory.noted.get("deal")
         if found is None:
             return None
         deal = Deal(found[0], found[1], Position.of_state(found[2]))

@@ -39,6 +39,11 @@ class Run:
     fresh_optimizer: bool = False
     """Begin with the weights of ``continue_from`` and with new optimizer state."""
 
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return Path(self.folder)
+
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty")
         printable("folder", self.folder)

@@ -28,7 +28,7 @@ def parent_of(config: Config, manifest: DatasetManifest) -> Parent | None:
     if not config.run.continue_from:
         return None
     run = Path(config.run.continue_from)
-    check_finished(run, Path(config.run.folder))
+    check_finished(run, config.run.path)
     state = store.read_manifest(run / MODEL).state
     check_settings(run, config)
     if KEY not in state:

@@ -19,7 +19,7 @@ from ssmpi.model.network import floats_in
 from ssmpi.model.optimizers import optimizer_of
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files.log import log
-from ssmpi.runtime.mpi.memory_file import HEADER
+from ssmpi.runtime.mpi.rank_memory import HEADER
 from ssmpi.runtime.quality import BINS, SUMS
 from ssmpi.runtime.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.runtime.settings import COUNT

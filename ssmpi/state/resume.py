@@ -15,12 +15,11 @@ from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.result_marker import damage, is_finished
 from ssmpi.runtime.files.run_files import MODEL, PARENT, RESULT_NAME, RUN_FILE, is_run_folder
-from ssmpi.runtime.files.writable import check_writable
 from ssmpi.runtime.mpi.world import Job
 from ssmpi.state import continued, run_folder, run_lock
 from ssmpi.state.checkpoint import model_files, store
-from ssmpi.state.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.state.checkpoint.pending_save import check_room
+from ssmpi.state.checkpoint.saved_network import check_fingerprint, fingerprint
 from ssmpi.state.recovery import run_record
 from ssmpi.state.recovery.run_record import Record
 from ssmpi.state.recovery.start import ResumePlan, Supervised
@@ -36,7 +35,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     ``held`` then holds the run's lock: no other job writes to the run before ``held`` is closed.
     """
     config = request.load()
-    run = Path(config.run.folder)
+    run = config.run.path
     again, previous = False, ""
     if supervised := request.supervised:
         record, previous = Record.read(run), run_record.owner(run)
@@ -48,7 +47,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         return check_nothing_to_do(request, config)
     if request.run and is_run_folder(run):
         check_marker(run)
-    check_writable(run)
+    run_lock.check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
     config = composed(config, reader.manifest.features)
     begins, anew = not request.run or not is_run_folder(run), killed_before_its_record(request, run)

@@ -34,7 +34,7 @@ SHOWN = 5  # unexpected files, in a message
 def prepare(config: Config, ranks: int, overwrite: bool) -> Config:
     """Check all that can be checked before training, then make the run folder. Returns ``config`` with its network."""
     config = config.over(check(config, ranks).manifest.features)
-    make(Path(config.run.folder), config, overwrite)
+    make(config.run.path, config, overwrite)
     return config
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.run_files import LAUNCH_LOCK
 from ssmpi.runtime.host import memory_folder
+from ssmpi.runtime.host.memory_folder import files_in, in_use, remove, runs_of, strangers
 from ssmpi.runtime.mpi.failure import say
-from ssmpi.runtime.mpi.memory_use import files_in, in_use, remove, runs_of, strangers
-from ssmpi.state import lockfile
+from ssmpi.state import run_lock
 
 BETWEEN_SECONDS = 60.0  # two starts of a job: a longer gap means that there is no other
 
@@ -22,7 +22,7 @@ def needed(folder: Path) -> bool:
     """Whether a process maps memory in this folder, or a launch holds the run that it belongs to: between two starts no
     process maps it, and some are minutes apart.
     """
-    return in_use(folder) or any(lockfile.held_by(run / LAUNCH_LOCK) for run in runs_of(folder))
+    return in_use(folder) or any(run_lock.held_by(run / LAUNCH_LOCK) for run in runs_of(folder))
 
 
 def _is_memory(folder: Path) -> bool:

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from ssmpi.config import Config
 from ssmpi.embedding.placement import Placement
 from ssmpi.runtime.errors import SettingsError
-from ssmpi.state.recovery.inputs import DISK_RATE, INPUTS, SAVE_RATE
 from ssmpi.state.recovery.policy import (
+    DISK_RATE,
+    INPUTS,
     LEAST_INTERVAL,
+    SAVE_RATE,
     Comparison,
     RecoveryInputs,
     Strategy,

@@ -96,7 +96,7 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
         model_files.check(job, saved.folder)
         world = World(job, saved.config.topology)
         if world.role is Role.EMBEDDING_PS:
-            serve_embeddings(saved.config, world, run, Start(saved.folder))
+            serve_embeddings(saved.config, world, Start(saved.folder))
         else:
             from ssmpi.trainer.evaluate import Scorer
 

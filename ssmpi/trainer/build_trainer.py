@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssmpi import sync
@@ -11,7 +10,6 @@ from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import Deal, TrainedRows
-from ssmpi.embedding.table import KEYS
 from ssmpi.model import custom_network, processor
 from ssmpi.model.optimizers import optimizer_of
 from ssmpi.model.replica import Replica, dense_optimizer
@@ -21,15 +19,12 @@ from ssmpi.runtime.mpi.failure import start
 from ssmpi.runtime.mpi.shared_memory import Memory
 from ssmpi.runtime.protocols import DenseOptimizer
 from ssmpi.state.checkpoint import parent
-from ssmpi.state.checkpoint.manager import SaveContext
 from ssmpi.state.checkpoint.trainer_state import Checkpoint, LiveState, restore
 from ssmpi.state.recovery import lost_servers
 from ssmpi.state.recovery.ledger import Booking, Ledger
 from ssmpi.state.recovery.start import Start
-from ssmpi.state.recovery.warm_state import WarmState
+from ssmpi.state.recovery.warm_state import Saved, WarmState
 from ssmpi.trainer.lanes import Lanes, make_lanes
-from ssmpi.trainer.metrics.metric_logger import EarlierLog
-from ssmpi.trainer.metrics.results import EarlierResults, RunResults
 from ssmpi.trainer.precompile import compile_kernels
 from ssmpi.trainer.progress import Progress
 from ssmpi.trainer.tables import Tables, placing
@@ -39,9 +34,6 @@ if TYPE_CHECKING:
     from ssmpi.model.member_program import MemberProgram
     from ssmpi.runtime.mpi.rank_memory import RankMemory
     from ssmpi.runtime.mpi.world import World
-    from ssmpi.runtime.stop import Stop
-
-Saved = Checkpoint | WarmState
 
 
 def warn(config: Config, world: World, start: Start) -> None:
@@ -173,16 +165,6 @@ def trained_rows(
     return made
 
 
-def save_context(
-    config: Config, world: World, folder: Path, tables: Tables, stop: Stop, memory: RankMemory
-) -> SaveContext:
-    """What saving needs of this trainer."""
-    return SaveContext(
-        run=folder, options=config.checkpoint, waiting=config.waiting, world=world, tables=tables.transport, stop=stop,
-        memory=memory,
-    )  # fmt: skip
-
-
 def resume(
     config: Config, world: World, saved: Saved | None, live: LiveState, synchronizer: sync.Synchronizer, start: Start
 ) -> None:
@@ -192,7 +174,7 @@ def resume(
     if isinstance(saved, Checkpoint):
         restore(live, saved, world, config.sync.identity, config.waiting)
     elif saved:
-        saved.make_equal(synchronizer, world, config.waiting, live.replica.owned)
+        saved.make_equal(synchronizer, world, config.waiting, live.owned)
     elif start.parent and not config.run.fresh_optimizer:
         parent.restore(live, start.parent, config.sync.identity)
 
@@ -204,13 +186,3 @@ def booking(config: Config, rows: int, saved: Saved | None, start: Start) -> Boo
         assert saved
         ledger, losses = lost_servers.losses(config, start, saved.state)
     return Booking(ledger, losses, ledger.pls(rows * config.data.passes))
-
-
-def results(config: Config, folder: Path, rows: int, saved: Saved | None, booking: Booking) -> RunResults:
-    """The first trainer's results, for a run over ``rows`` rows."""
-    earlier = None
-    if saved:
-        state = saved.state
-        logbook = EarlierLog(state["logbook"], saved.scored())
-        earlier = EarlierResults(logbook, state["evaluations"], state.get(KEYS, {}))
-    return RunResults(folder, config.run, config.topology, rows * config.data.passes, earlier, booking)

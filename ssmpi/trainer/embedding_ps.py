@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.embedding.server import EmbeddingServer
@@ -39,8 +38,9 @@ NO_SAVES = (
 )
 
 
-def serve_embeddings(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
+def serve_embeddings(config: Config, world: World, start: Start = BEGINNING) -> bool:
     """The whole life of an embedding PS."""
+    folder = config.run.path
     arena, memory, keys = arena_in(start.memory, config, world.index, start.checkpoint)
     load_rows(config, arena, start, world.index)
     shared = config.run.shared_memory

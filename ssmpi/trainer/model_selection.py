@@ -28,7 +28,7 @@ from ssmpi.state.checkpoint.trainer_state import SELECTION
 if TYPE_CHECKING:
     from ssmpi.runtime.run_options import EvaluateOptions
     from ssmpi.state.checkpoint.manager import CheckpointManager
-    from ssmpi.state.checkpoint.trainer_state import ModelState
+    from ssmpi.state.checkpoint.trainer_state import Snapshot
     from ssmpi.trainer.evaluate import Evaluations
     from ssmpi.trainer.metrics.results import Scored
 
@@ -81,7 +81,7 @@ class ModelSelection:
         run: Path,
         evaluations: Evaluations,
         checkpoints: CheckpointManager,
-        model: Callable[[np.ndarray], ModelState],
+        model: Callable[[np.ndarray], Snapshot],
         state: dict[str, Any] | None,
     ) -> None:
         self._run, self._evaluations, self._checkpoints, self._model_state = run, evaluations, checkpoints, model

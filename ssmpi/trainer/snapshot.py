@@ -13,9 +13,8 @@ from ssmpi.model import graph
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.state.checkpoint import dense_vectors, saved_network
 from ssmpi.state.checkpoint.data_origin import KEY, DataOrigin
-from ssmpi.state.checkpoint.fingerprint import fingerprint
 from ssmpi.state.checkpoint.parent import ALGORITHM
-from ssmpi.state.checkpoint.trainer_state import LOG, SELECTION, LiveState, ModelState, TrainerState
+from ssmpi.state.checkpoint.trainer_state import LOG, SELECTION, LiveState, Snapshot
 from ssmpi.trainer.metrics.results import RunResults, plain
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Snapshots:
     checked: Set[int]
     results: RunResults | None
 
-    def of_trainer(self, vector: np.ndarray, position: Position, selection: SelectionState) -> TrainerState:
+    def of_trainer(self, vector: np.ndarray, position: Position, selection: SelectionState) -> Snapshot:
         """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common
         model.
         """
@@ -56,7 +55,7 @@ class Snapshots:
                 "expected_examples": self.reader.rows * self.config.data.passes,
                 "topology": asdict(self.config.topology),
                 "algorithm": self.config.sync.identity,
-                "identity": fingerprint(self.config.flat(), self.reader.manifest),
+                "identity": saved_network.fingerprint(self.config.flat(), self.reader.manifest),
                 "position": position.state(),
                 "logbook": numbers,
                 "evaluations": plain(self.results.evaluations),
@@ -65,9 +64,9 @@ class Snapshots:
                 SELECTION: asdict(selection),
                 "ledger": self.results.booking.ledger.state(),
             }
-        return TrainerState(arrays, self.progress.examples_of_all, self._model(vector, run))
+        return replace(self._model(vector, run), arrays=arrays, examples=self.progress.examples_of_all)
 
-    def of_model(self, vector: np.ndarray) -> ModelState:
+    def of_model(self, vector: np.ndarray) -> Snapshot:
         """The present model, with these dense weights, and the optimizer's state. Every trainer calls it; the first one
         saves it.
         """
@@ -82,9 +81,9 @@ class Snapshots:
             found, optimizer=[(name, values, {}) for name, values in optimizer.items()], nbytes=found.nbytes + size
         )
 
-    def _model(self, vector: np.ndarray, state: dict[str, Any]) -> ModelState:
+    def _model(self, vector: np.ndarray, state: dict[str, Any]) -> Snapshot:
         rows = sum(self.placement.cardinalities) * self.config.rows.row_bytes
-        return ModelState(self.replica.datasets(vector), rows + vector.nbytes, state)
+        return Snapshot(self.replica.datasets(vector), rows + vector.nbytes, state)
 
     def _about(self) -> dict[str, Any]:
         """The state needed to score a model without its run."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
 
 
-def serve_center(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
+def serve_center(config: Config, world: World, start: Start = BEGINNING) -> bool:
     """The whole life of a sync PS. The first trainer sends the initial center."""
     world.start_heartbeat(config.waiting)
     service = Service(world.center)

@@ -26,15 +26,16 @@ from ssmpi.runtime.mpi.waiting import wait
 from ssmpi.runtime.mpi.world import World
 from ssmpi.runtime.protocols import DenseStep
 from ssmpi.runtime.stop import Stop
-from ssmpi.state.checkpoint.manager import CheckpointManager
-from ssmpi.state.checkpoint.trainer_state import SELECTION, LiveState, TrainerState
+from ssmpi.state.checkpoint.manager import CheckpointManager, CheckpointTimer
+from ssmpi.state.checkpoint.trainer_state import SELECTION, LiveState, Snapshot
 from ssmpi.state.recovery import restart
 from ssmpi.state.recovery.start import BEGINNING, Start
-from ssmpi.state.recovery.warm_state import RunSnapshot
+from ssmpi.state.recovery.warm_state import RecoveryNotes
 from ssmpi.trainer import build_trainer
 from ssmpi.trainer.common_model import CommonModel
 from ssmpi.trainer.control import Control
 from ssmpi.trainer.evaluate import Evaluations, Evaluator
+from ssmpi.trainer.metrics.results import RunResults
 from ssmpi.trainer.metrics.trainer_report import TrainerReport
 from ssmpi.trainer.model_selection import ModelSelection
 from ssmpi.trainer.shard_check import check, share
@@ -52,8 +53,8 @@ class Trainer:
 
     _save_agreed, _started, _quiesce_seconds = False, False, 0.0
 
-    def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
-        self.config, self.world, self._folder = config, world, folder
+    def __init__(self, config: Config, world: World, start: Start = BEGINNING) -> None:
+        self.config, self.world = config, world
         world.start_heartbeat(config.waiting)
         build_trainer.warn(config, world, start)
         saved, memory = build_trainer.saved_state(config, world, start), start.memory
@@ -77,18 +78,21 @@ class Trainer:
         self._cursor = build_trainer.cursor(config, world, self._reader, self._control.checked, saved, trained)
         self._prefetched = [PrefetchedRows(stream.was_cut) for stream in self._cursor.streams]
         state, losses = self.optimizer.state(), self.progress.losses
-        live = LiveState(self.replica, state, self.synchronizers[0], self._prefetched, losses)
+        live = LiveState(self.replica.owned, state, self.synchronizers[0], self._prefetched, losses)
         self._model = CommonModel(self.synchronizers[0], self.replica, world, config.waiting)
         build_trainer.resume(config, world, saved, live, self.synchronizers[0], start)
         booking = build_trainer.booking(config, rows, saved, start)
-        self._results = build_trainer.results(config, folder, rows, saved, booking) if world.index == 0 else None
+        folder, expected = config.run.path, rows * config.data.passes
+        self._results = None
+        if world.index == 0:
+            self._results = RunResults(folder, config.run, config.topology, expected, saved, booking)
         self._snapshots = Snapshots(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica,
             model=self._model, live=live, progress=self.progress, checked=self._control.checked, results=self._results,
         )  # fmt: skip
-        context = build_trainer.save_context(config, world, folder, self.tables, self._stop, memory)
         logbook = self._results.logbook if self._results else None
-        self._checkpoints = CheckpointManager(context, logbook, self.progress.examples_of_all)
+        timer = CheckpointTimer(config.checkpoint, self.progress.examples_of_all, memory)
+        self._checkpoints = CheckpointManager(config, world, self.tables.transport, self._stop, timer, logbook)
         scoring = self.replica.scoring_model
         evaluator = Evaluator(config.evaluate, self._reader.folder, world, self.tables.lookups, scoring, self._stop)
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results, self._model, self._quiesce)
@@ -96,7 +100,7 @@ class Trainer:
         self._selection = ModelSelection(
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
-        self._notes = RunSnapshot(folder, memory, booking, logbook, self._run_so_far, saved)
+        self._notes = RecoveryNotes(folder, memory, booking, logbook, self._run_so_far, saved)
         self._threads = Supervisor(self._control, self._checkpoints, self._lanes, self.start, self._report)
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
 
@@ -241,7 +245,7 @@ class Trainer:
 
     def goodbye(self) -> None:
         """Close the conversations with all servers and write the results."""
-        self.progress.save_losses(self._folder / f"losses-{self.world.index}.npy")
+        self.progress.save_losses(self.config.run.path / f"losses-{self.world.index}.npy")
         if self._results:
             self._results.finish(stopped=self.stopped, ended_by=self._selection.ended_by, kept=self._selection.model)
             if not self.stopped:
@@ -287,7 +291,7 @@ class Trainer:
         """Whether this trainer knows that a checkpoint is due; only the first one does."""
         return self._checkpoints.due(self.progress.examples_of_all)
 
-    def _state(self, position: Position) -> TrainerState:
+    def _state(self, position: Position) -> Snapshot:
         """This trainer's part of a checkpoint that resumes at ``position``; call while the threads are paused."""
         return self._snapshots.of_trainer(self._model.weights(), position, self._selection.state)
 

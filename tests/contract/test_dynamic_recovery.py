@@ -22,7 +22,7 @@ from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.runtime.files.log import log
-from ssmpi.runtime.mpi import memory_file
+from ssmpi.runtime.mpi import rank_memory
 from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.checkpoint.store import Store
 from ssmpi.state.recovery import restart
@@ -40,7 +40,7 @@ SAVED = (*TWO_PS, "checkpoint.every_examples=600")
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     """Pretended ranks share a process, which does not let go of what they mapped; and tables grow often."""
-    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)
+    monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)
     monkeypatch.setattr(key_layout, "FIRST_ROWS", 8)
 
 

@@ -19,7 +19,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import key_kernels, key_layout
 from ssmpi.embedding.keyed_memory import ArenaAllocator
 from ssmpi.runtime.errors import SettingsError
-from ssmpi.runtime.mpi import memory_file
+from ssmpi.runtime.mpi import rank_memory
 from ssmpi.state import run_folder
 from ssmpi.state.checkpoint import model_files
 from ssmpi.state.checkpoint.store import Store, read_manifest
@@ -165,7 +165,7 @@ def test_another_number_of_servers_resumes_the_same_rows(tmp_path, data, static)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("servers", [0, 2])
 def test_a_killed_run_goes_on_with_its_keys(tmp_path, data, static, servers, monkeypatch):
-    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)  # pretended ranks share a process
+    monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)  # pretended ranks share a process
     kills = [Kill(Progress, "record", 11), Kill(Progress, "record", 31)]
     run = train_with_kills(tmp_path, data[1], kills, *STEPS, *DYNAMIC, f"topology.embedding_ps={servers}")
     check_same_rows(run, static)
@@ -176,7 +176,7 @@ def test_a_killed_run_goes_on_with_its_keys(tmp_path, data, static, servers, mon
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("servers", [0, 2])
 def test_a_run_that_is_killed_while_tables_grow_goes_on_with_its_keys(tmp_path, data, static, servers, monkeypatch):
-    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)  # pretended ranks share a process
+    monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)  # pretended ranks share a process
     kills = [
         Kill(ArenaAllocator, "extend", 9), Kill(ArenaAllocator, "extend_rows", 5, after=True),
         Kill(key_kernels, "grow_map", 2), Kill(key_kernels, "grow_map", 1, after=True),
@@ -267,7 +267,7 @@ def test_a_resumed_run_tells_only_new_refusals(tmp_path, data, caplog):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_killed_run_tells_each_refusal_once(tmp_path, data, caplog, monkeypatch):
-    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)  # pretended ranks share a process
+    monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)  # pretended ranks share a process
     kills = [Kill(Progress, "record", 31), Kill(Progress, "record", 31)]
     run = train_with_kills(tmp_path, data[1], kills, *STEPS, *FULL)
     assert 0 < run.result["keys"]["user"]["refused"] == refusals_told(caplog)

@@ -40,7 +40,7 @@ def with_state(world, options, owners, work):
     rows = [SimpleNamespace(values=None) for _ in range(world.topology.threads)]
 
     def live(synchronizers):
-        return work(LiveState(mine, optimizer.state(), synchronizers[0], rows, []), owned, replica)
+        return work(LiveState(owned, optimizer.state(), synchronizers[0], rows, []), owned, replica)
 
     return on_trainers(world, options, mine.vector, live, dense=ADAGRAD)
 
@@ -49,7 +49,7 @@ def save(world, options, owners, folder):
     """A body: write what a trainer writes."""
 
     def work(live, owned, replica):
-        live.replica.vector[:] = owned.of(flat("replica", replica))
+        live.synchronizer.weights[:] = owned.of(flat("replica", replica))
         for name, values in live.optimizer.items():
             values[:] = 7 + 2 * replica if name == "step" else owned.of(flat(name, replica))
         live.prefetched[0].values, live.losses[:] = np.full((2, 3), world.rank, np.float32), [0.5 * world.rank]
@@ -71,9 +71,9 @@ def resume(world, options, owners, folder, topology):
     checkpoint = Checkpoint(folder, {"topology": asdict(topology), "algorithm": options.algorithm})
 
     def work(live, owned, replica):
-        live.replica.vector[:] = owned.of(flat("model"))
+        live.synchronizer.weights[:] = owned.of(flat("model"))
         restore(live, checkpoint, world, options.algorithm, WAITING)
-        found = {"replica": live.replica.vector, **live.optimizer, **live.synchronizer.state()}
+        found = {"replica": live.synchronizer.weights, **live.optimizer, **live.synchronizer.state()}
         return owned, replica, found, live.prefetched[0].values, live.losses
 
     return with_state(world, options, owners, work)

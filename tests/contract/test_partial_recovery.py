@@ -32,8 +32,8 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import RECOVERIES
 from ssmpi.runtime.host import memory_folder
-from ssmpi.runtime.mpi import memory_file
-from ssmpi.runtime.mpi.memory_file import MemoryFile
+from ssmpi.runtime.mpi import rank_memory
+from ssmpi.runtime.mpi.rank_memory import MemoryFile
 from ssmpi.runtime.topology import Role
 from ssmpi.state import run_folder
 from ssmpi.state.checkpoint import store
@@ -43,7 +43,7 @@ from ssmpi.state.checkpoint.rows.saver import RowSaver
 from ssmpi.state.checkpoint.store import Store, read_manifest
 from ssmpi.state.recovery import lost_servers, restart, run_record
 from ssmpi.state.recovery.start import ResumePlan, Supervised
-from ssmpi.state.recovery.warm_state import RunSnapshot, cost_of
+from ssmpi.state.recovery.warm_state import RecoveryNotes, cost_of
 from ssmpi.state.requirements import kept_memory, memory_of_ranks, placement_of
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
@@ -68,7 +68,7 @@ UNSAVED = 5  # batches between the first save and a kill
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     """Pretended ranks share a process, which does not let go of what they mapped."""
-    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)
+    monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)
 
 
 def play(world, config, number):
@@ -124,7 +124,7 @@ class Killed:
     def lose(self, *ranks):
         """Their memory goes, with their host."""
         for rank in ranks:
-            memory_file.remove(self.path(rank))
+            rank_memory.remove(self.path(rank))
         return self
 
     def path(self, rank):
@@ -286,7 +286,7 @@ def lost_once(tmp_path_factory, small_data):
     """A run of which PS 1 was lost, and after how many batches its rows were saved and lost."""
     killed = Killed(tmp_path_factory.mktemp("once"), small_data, *TWO_PS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_file, "_lock", lambda file, path: None)
+        patch.setattr(rank_memory, "_lock", lambda file, path: None)
         checkpoint, lost = killed.start_and_save()
         killed.lose("embedding_ps-1").start()
     saved = [number for number in range(lost) if after(killed.config, number) == examples_of(checkpoint)]
@@ -417,7 +417,8 @@ def kept_until_started(tmp_path, data, lost, algorithm, *changed):
     """
     killed = Killed(tmp_path, data, *BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm], *TWO_PS[-2:])
     killed.start_and_save()
-    ranks = ["trainer-0", "trainer-1", *(["sync_ps-0", "sync_ps-1"] if "topology.sync_ps=2" in EVERY[algorithm] else [])]
+    servers = ["sync_ps-0", "sync_ps-1"] if "topology.sync_ps=2" in EVERY[algorithm] else []
+    ranks = ["trainer-0", "trainer-1", *servers]
     for name in changed:
         killed.live(lost, name)[name].view(np.float32)[:] += 1.0  # whatever the last rounds did, it differs now
     before = {rank: killed.arrays(rank) for rank in ranks}
@@ -662,7 +663,7 @@ def test_rows_saved_before_a_checkpoint_do_not_replace_it(tmp_path, small_data, 
 
 
 PLACES = (
-    (Progress, "record", 30), (Lookups, "push", 30), (restart, "resumed", 2), (RunSnapshot, "evaluated", 3),
+    (Progress, "record", 30), (Lookups, "push", 30), (restart, "resumed", 2), (RecoveryNotes, "evaluated", 3),
     (Evaluator, "run", 3), (store, "commit", 2), (newest, "restore", 1), (run_record, "complete", 1),
 )  # fmt: skip
 MAY_GO = ("embedding_ps-0", "embedding_ps-1", "trainer-1", "sync_ps-0", "sync_ps-1")

@@ -20,8 +20,8 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.model.options import DenseOptions
-from ssmpi.runtime.mpi import memory_file
-from ssmpi.runtime.mpi.memory_file import LostMemoryError, MemoryFile, Origin
+from ssmpi.runtime.mpi import rank_memory
+from ssmpi.runtime.mpi.rank_memory import LostMemoryError, MemoryFile, Origin
 from ssmpi.runtime.mpi.service import request_tag
 from ssmpi.runtime.topology import Topology
 from ssmpi.state import run_folder
@@ -29,7 +29,7 @@ from ssmpi.state.checkpoint import pending_save
 from ssmpi.state.checkpoint.arena_writer import ArenaWriter
 from ssmpi.state.recovery import restart
 from ssmpi.state.recovery.start import Start
-from ssmpi.state.recovery.warm_state import RunSnapshot
+from ssmpi.state.recovery.warm_state import RecoveryNotes
 from ssmpi.state.requirements import kept_memory, placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS
 from ssmpi.sync import Options as RoundOptions
@@ -53,7 +53,7 @@ RUN = "run"
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     """Pretended ranks share a process, which does not let go of what they mapped."""
-    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)
+    monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)
 
 
 def play(world, config, folder, start):
@@ -120,7 +120,7 @@ def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data):
     kills = [
         Kill(Evaluator, "run", 1),
         Kill(Evaluator, "run", 1, after=True),
-        Kill(RunSnapshot, "evaluated", 1, after=True),
+        Kill(RecoveryNotes, "evaluated", 1, after=True),
     ]
     killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE)
     same(through, killed)

@@ -16,7 +16,7 @@ from jobs.lab.lockstep.design import Arm, Subject, Trial, load
 from jobs.lab.lockstep.run import Lockstep, LockstepRun
 from ssmpi.cli import main
 from ssmpi.runtime.errors import DataError, SettingsError, TrainingError
-from ssmpi.state import lockfile
+from ssmpi.state import run_lock
 
 ROOT = Path(__file__).parents[3]
 STUDY = """
@@ -279,7 +279,7 @@ def test_one_process_runs_a_study(tmp_path, small_data):
     """Both ran every trial, and the second removed from the file what the first had written."""
     design = a_study(tmp_path, small_data)
     design.folder.mkdir()
-    with lockfile.acquire(design.folder / study.LOCK, lambda _: 0.0):
+    with run_lock.acquire(design.folder / study.LOCK, lambda _: 0.0):
         with pytest.raises(SettingsError, match=r"another process is running this study \(process"):
             study.run_all(design)
         assert study.run_all(design, minutes=0) == 1

@@ -25,7 +25,7 @@ from ssmpi.config import load
 from ssmpi.embedding.trackers import largest_tables
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.state.recovery import ledger
-from ssmpi.state.recovery.inputs import HOUR, inputs_of
+from ssmpi.state.recovery.policy import HOUR, inputs_of
 
 SERVERS = 5
 GIVEN = inputs_of(SERVERS, {})  # 56 h

@@ -11,7 +11,7 @@ from jobs.lab.study import study as bench
 from jobs.lab.study.grid import load
 from ssmpi.runtime.errors import STOPPED, SettingsError
 from ssmpi.runtime.settings import dump
-from ssmpi.state import lockfile
+from ssmpi.state import run_lock
 from ssmpi.tools.report import page
 
 SHIPPED = sorted(Path(__file__).parents[3].glob("jobs/studies/*.toml"))
@@ -212,7 +212,7 @@ def test_a_cell_that_another_process_runs_is_waited_for(study_file, monkeypatch)
     done.join(10)
     assert not done.is_alive()
     assert not started
-    monkeypatch.setattr(lockfile, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.01)
     failing = pytest.raises(cells.CellError, match="another process has been running it")
     with cells._held(where, 1), failing, cells._held(where, 0.05):
         pass

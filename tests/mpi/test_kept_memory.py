@@ -9,7 +9,7 @@ from test_killed_ranks import memory  # noqa: F401 - a fixture
 from training_job import STOPPING, TWO_TRAINERS
 
 from ssmpi.runtime.errors import LOST, STOPPED
-from ssmpi.runtime.mpi.memory_use import runs_of
+from ssmpi.runtime.host.memory_folder import runs_of
 
 LAUNCH = ("-m", "ssmpi", "launch")
 STAYS = "the memory of the ranks stays in"

@@ -12,7 +12,7 @@ from runs import Run
 from training_job import STOPPING, TWO_TRAINERS
 
 from ssmpi.runtime.errors import STOPPED
-from ssmpi.runtime.mpi.memory_file import remove
+from ssmpi.runtime.mpi.rank_memory import remove
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from test_killed_ranks import memory  # noqa: F401 - a fixture
 from training_job import STOPPING, TWO_TRAINERS
 
 from ssmpi.runtime.errors import STOPPED
-from ssmpi.runtime.mpi.memory_file import remove
+from ssmpi.runtime.mpi.rank_memory import remove
 from ssmpi.state.checkpoint.rows.records import read_rows
 from ssmpi.state.checkpoint.rows.row_store import path_of
 from ssmpi.state.recovery import run_record

@@ -24,7 +24,7 @@ from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.settings import positive
 from ssmpi.runtime.topology import MAX_RANKS
-from ssmpi.state import lockfile
+from ssmpi.state import run_lock
 from ssmpi.tools.report.groups import name_of
 
 LOCK = "study.lock"
@@ -129,8 +129,8 @@ def findings(design: StudyDesign, ledger: TrialLog | trials.RecordedTrials) -> r
 def _lock(design: StudyDesign) -> IO[str]:
     design.folder.mkdir(parents=True, exist_ok=True)
     try:
-        return lockfile.acquire(design.folder / LOCK, lambda _: 0.0)
-    except lockfile.LockHeldError as error:
+        return run_lock.acquire(design.folder / LOCK, lambda _: 0.0)
+    except run_lock.LockHeldError as error:
         raise SettingsError(
             f"{design.folder}: another process is running this study ({error}): wait for it to end, or print what is "
             "there with --minutes 0"

@@ -18,8 +18,7 @@ from ssmpi.config import Config, load
 from ssmpi.data.schema import read_manifest
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.state.checkpoint.arena_writer import free_memory
-from ssmpi.state.recovery.inputs import inputs_of
-from ssmpi.state.recovery.policy import RecoveryInputs, compare, full_at, naive_at, partial_at
+from ssmpi.state.recovery.policy import RecoveryInputs, compare, full_at, inputs_of, naive_at, partial_at
 from ssmpi.tools.report.groups import Estimate, estimate
 from ssmpi.trainer.metrics import results
 

@@ -25,7 +25,7 @@ from ssmpi.runtime.files.result_marker import is_finished
 from ssmpi.runtime.files.run_files import MODEL, RUN_FILE
 from ssmpi.runtime.host.mpi_environment import PYTHON
 from ssmpi.runtime.mpi import signals
-from ssmpi.state import lockfile
+from ssmpi.state import run_lock
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 GRACE_SECONDS = 20.0  # between a request to end and the next stronger one
@@ -128,8 +128,8 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 def _held(where: CellFiles, limit: float) -> IO[str]:
     """Acquire the cell's lock; CellError if another process holds it for longer than a cell may take."""
     try:
-        return lockfile.acquire(where.lock, lambda _: limit)
-    except lockfile.LockHeldError:
+        return run_lock.acquire(where.lock, lambda _: limit)
+    except run_lock.LockHeldError:
         raise CellError(
             f"another process has been running it for {limit / 60:g} minutes; end that one "
             f"(fuser {where.lock} names it)"

@@ -1,15 +1,29 @@
-"""The folders in a memory file system that hold the ranks' state for the next start of their job; one for each
-launch.
+"""The folders in a memory file system that hold the ranks' state for the next start of their job, one for each launch:
+where they are, who may read them, what lies in them (``runtime.mpi.rank_memory`` writes it), and whether processes map
+it. A folder may be removed at any moment.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
+import re
+import shutil
 import stat
+import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from ssmpi.runtime.topology import Role
+
 IN_MEMORY = ("tmpfs", "ramfs")  # kinds of file systems
+LAUNCHER = "launcher"  # the file that a launcher locks
+NOTES = ".notes.json"  # after the name of a rank's file
+MAGIC, HEAD = b"ssmpimem", 64  # a rank's file has this among its first bytes
+RANK = re.compile(rf"({'|'.join(Role)})-\d+")  # the memory of one
+BESIDE = re.compile(rf"{LAUNCHER}|\.?{RANK.pattern}\.[a-z -]+\.json|sm_segment\..+")  # with notes, Open MPI's segments
 
 
 class FileSystem(NamedTuple):
@@ -83,3 +97,89 @@ def _is_own_folder(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)
+
+
+def hold(file: int, kind: int) -> None:
+    """Lock an open file until its last mapping ends, shared (``F_RDLCK``) or exclusively (``F_WRLCK``); BlockingIOError
+    if another process holds it. These open file description locks do not interact with ``flock``.
+    """
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))
+
+
+def files_in(folder: Path) -> dict[Path, int]:
+    """The files in a folder with their sizes; links, and files that vanish meanwhile, are skipped."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    found[path] = status.st_size
+    return found
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process maps any of the files in a folder."""
+    for path in files_in(folder):
+        with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            opened.callback(os.close, file)
+            try:
+                hold(file, fcntl.F_WRLCK)
+            except BlockingIOError:
+                return True
+    return False
+
+
+def runs_of(folder: Path) -> set[Path]:
+    """The run folders that the memory of a launch belongs to."""
+    found = set()
+    for notes in folder.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or not written yet
+            noted = json.loads(notes.read_text(encoding="utf-8"))
+            run = noted.get("run") if isinstance(noted, dict) else noted  # earlier versions had a file for each note
+            if isinstance(run, str):
+                found.add(Path(run))
+    return found
+
+
+def strangers(folder: Path) -> list[str]:
+    """Names of what lies in a folder and is neither a rank's memory nor what lies beside it."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(path.name for path in folder.iterdir() if not _is_own(path))
+    return []
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+        if not RANK.fullmatch(path.name):
+            return bool(BESIDE.fullmatch(path.name))
+        with path.open("rb") as file:
+            begin = file.read(HEAD)
+    except FileNotFoundError:  # a rank that ends removes its own
+        return True
+    return MAGIC in begin or not any(begin)  # a rank that was killed at once has written nothing
+
+
+def claim(folder: Path) -> int:
+    """Keep a folder in use until this process ends; returns the open file that does so."""
+    file = os.open(folder / LAUNCHER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    hold(file, fcntl.F_RDLCK)
+    return file
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder of ranks' memory, which others may be removing too: as much as it can, then OSError if something
+    is left.
+    """
+    kept = []
+
+    def failed(_: object, __: str, what: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(what[1], FileNotFoundError):
+            kept.append(what[1])
+
+    shutil.rmtree(folder, onerror=failed)
+    if kept:
+        raise kept[0]  # the others follow from it, as that a folder is not empty

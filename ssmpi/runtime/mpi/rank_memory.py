@@ -1,29 +1,70 @@
-"""The memory that holds a rank's state: it ends with the process, or outlives it (``memory_file``)."""
+"""The memory that holds a rank's state. It ends with the process, or outlives it, so that the next process of the rank
+can resume from it.
+
+Memory that outlives its process is a file in a memory file system: a header, and arrays that this rank and others on
+its host map; and beside it a small file of notes. Nothing needs to run when a process dies. The next process uses the
+file only if no process maps it any more and its header marks it complete. An interrupted update does not invalidate it:
+updates are lock-free anyway.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import mmap
 import os
-from enum import StrEnum
-from typing import Any, Protocol
+import secrets
+import struct
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory, SharedMemory
+from ssmpi.runtime.files.log import log
+from ssmpi.runtime.host import memory_folder
+from ssmpi.runtime.host.memory_folder import MAGIC, NOTES, hold
+from ssmpi.runtime.mpi.shared_memory import (
+    KEY,
+    Memory,
+    PrivateMemory,
+    SharedMemory,
+    address,
+    keep,
+    mapped,
+    promise,
+    punch,
+    reserve,
+)
+
+RETRY_SECONDS = 1.0  # until notes that found no room are written again
+LOCK_SECONDS = 5.0  # for the processes of the previous start to exit
+LAYOUT = 7  # raise it with every change of what lies in a file, or of ``RankNotes``
+HEADER = 4 * mmap.ALLOCATIONGRANULARITY
+FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, what is missing, length and checksum of the table
+MISSING = struct.Struct("=I")  # a part of it, at this offset:
+MISSING_AT = KEY + len(MAGIC)
+COMPLETE, NOT_FILLED, NOTES_OLD = range(3)  # what is missing: nothing; the arrays' values; room for the newest notes
 
 
-class PersistedKey(StrEnum):
-    """The small values that ranks note in their memory. They are names of files: a change needs a new ``LAYOUT``."""
+class RankNotes(TypedDict, total=False):
+    """The small values that a rank notes beside its arrays, all in one file."""
 
-    RUN = "run"  # every rank, when its memory is made: the run folder
-    ROW_SAVES = "row saves"  # an embedding PS's saver: when it last saved, and how long that took
-    DEAL = "deal"  # a trainer's count of trained rows: what was dealt last
-    PIECES = "pieces"  # the same: for how many pieces it has room
-    FORGOTTEN = "forgotten"  # a trainer: the recovery whose outcome includes what it lost in flight
-    BEGUN = "begun"  # the first trainer's checkpoints: the number of the newest one, which row saves refer to
-    SAVED = "saved"  # their timer: after how many examples the last one was, and when, in seconds since boot
-    RUN_SO_FAR = "run so far"  # the first trainer: what no other trainer has
-    LEDGER = "ledger"  # the first trainer: which memory is valid, what was lost, and the outcome of a recovery
+    run: str  # every rank, when its memory is made: the run folder
+    row_saves: Mapping[str, Any]  # an embedding PS's saver: when it last saved, and how long that took
+    deal: Sequence[Any]  # a trainer's count of trained rows: what was dealt last
+    pieces: int  # the same: for how many pieces it has room
+    forgotten: str | None  # a trainer: the recovery whose outcome includes what it lost in flight
+    begun: int  # the first trainer's checkpoints: the number of the newest one, which row saves refer to
+    saved: Sequence[float]  # their timer: after how many examples the last one was, and when, in seconds since boot
+    run_so_far: Mapping[str, Any]  # the first trainer: what no other trainer has
+    ledger: Mapping[str, Any]  # the same: which memory is valid, what was lost, and the outcome of a recovery
 
 
 class ArrayMemory(Protocol):
@@ -40,17 +81,18 @@ class ArrayMemory(Protocol):
 
 
 class RankMemory(ArrayMemory, Protocol):
-    """The memory that holds a rank's state; ``kept`` if an earlier process has filled it."""
+    """The memory that holds a rank's state."""
 
     @property
     def kept(self) -> bool:
         """Whether arrays and notes are those of an earlier process, and must not be initialized."""
 
-    def note(self, name: PersistedKey, value: object) -> None:
-        """Store a small JSON value under a name, atomically: a kill leaves either the old or the new one."""
+    @property
+    def noted(self) -> RankNotes:
+        """What this process, or with ``kept`` an earlier one, has noted."""
 
-    def noted(self, name: PersistedKey) -> Any:
-        """The value stored under a name; None if there is none."""
+    def note(self, **changes: Unpack[RankNotes]) -> None:
+        """Note JSON values, atomically: a kill leaves either the old or the new ones."""
 
     def holds(self, name: str) -> bool:
         """Whether an array of this name exists and is filled: by an earlier process, or by this one before its role
@@ -64,7 +106,7 @@ class RankMemory(ArrayMemory, Protocol):
 class ProcessMemory:
     """Memory that ends with its process."""
 
-    kept = False
+    kept, noted = False, RankNotes()
 
     def part(self, name: str, *, shared: bool) -> Memory:
         """As ``RankMemory``."""
@@ -77,12 +119,8 @@ class ProcessMemory:
     def ready(self) -> None:
         """Nothing to mark."""
 
-    def note(self, name: PersistedKey, value: object) -> None:
+    def note(self, **changes: Unpack[RankNotes]) -> None:
         """Nothing to store."""
-
-    def noted(self, name: PersistedKey) -> Any:
-        """Nothing."""
-        return None
 
     def holds(self, name: str) -> bool:
         """Nothing."""
@@ -90,3 +128,315 @@ class ProcessMemory:
 
     def remove(self) -> None:
         """Nothing is left anyway."""
+
+
+class LostMemoryError(Exception):
+    """Why the memory of an earlier process cannot be used."""
+
+
+class Origin(NamedTuple):
+    """The owner of the memory: rank and run, and the start of the job that created it."""
+
+    run: str
+    rank: str
+    start: int
+
+
+class MemoryFile:
+    """New memory of a rank at ``path``, replacing any that is there. If the file system has no room for an array it
+    warns once, and from then on the memory ends with its process. If it has none for its notes, the memory is
+    incomplete until there is room again: a thread tries to write them until then.
+    """
+
+    _retrying: bool
+
+    def __init__(self, path: Path, origin: Origin) -> None:
+        self.path, self.origin, self.kept = path, origin, False
+        self._table: dict[str, tuple[int, int]] = {}  # offset and bytes by name
+        self._begin_notes({}, filled=False)
+        memory_folder.make(path.parent)
+        remove(path)
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self.file)  # mappings keep it open
+        hold(self.file, fcntl.F_RDLCK)
+        self._size = 0
+        self._key = secrets.token_bytes(KEY)
+        if self._grow(HEADER, None):
+            self._head = mmap.mmap(self.file, HEADER)
+            write_header(self._head, self._key, {})
+
+    @classmethod
+    def found(cls, path: Path, run: str, rank: str) -> MemoryFile:
+        """Open the memory that an earlier process of the rank left at ``path``, unchanged. LostMemoryError says why it
+        cannot be used.
+        """
+        own = cls.__new__(cls)
+        try:
+            memory_folder.check(path.parent)
+            own.file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise LostMemoryError(f"{path}: {error.strerror or error}") from None
+        weakref.finalize(own, os.close, own.file)
+        _lock(own.file, path)
+        own._size = os.fstat(own.file).st_size
+        own._head, table, own._key = read_header(own.file, path)
+        own.origin = Origin(table["run"], table["rank"], table["start"])
+        own._table = {name: (offset, there) for name, (offset, there) in table["arrays"].items()}
+        if own.origin[:2] != (run, rank):
+            raise LostMemoryError(f"{path}: it belongs to {own.origin.rank} of run {own.origin.run}")
+        own._begin_notes(read_notes(path), filled=True)
+        own.path, own.kept = path, True
+        return own
+
+    def part(self, name: str, *, shared: bool) -> Memory:
+        """As ``RankMemory``."""
+        return _Part(self, name, shared=shared)
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        """As ``RankMemory``."""
+        placed = self.place(name, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        return placed[0].view(dtype).reshape(shape) if placed else np.zeros(shape, dtype)
+
+    def ready(self) -> None:
+        """As ``RankMemory``: from now on the next process may use it."""
+        if self._failed or self.kept:
+            return
+        self.note()  # so that there is a file of notes: without it the memory is lost
+        with self._noting:
+            write_header(self._head, self._key, {"size": self._size, **self.origin._asdict(), "arrays": self._table})
+            self._filled = True
+            self._mark(NOTES_OLD if self._retrying else COMPLETE)
+
+    @property
+    def noted(self) -> RankNotes:
+        """As ``RankMemory``."""
+        with self._noting:
+            notes: RankNotes = json.loads(self._notes_text())
+            return notes
+
+    def note(self, **changes: Unpack[RankNotes]) -> None:
+        """As ``RankMemory``; notes that find no room wait for it on a thread."""
+        texts = {name: json.dumps(value) for name, value in changes.items()}
+        with self._noting:
+            self._notes |= texts
+            if not (self._failed or self._retrying) and (why := self._write_notes()):
+                self._retrying = True
+                threading.Thread(target=self._retry, args=(why,), name="notes", daemon=True).start()
+
+    def holds(self, name: str) -> bool:
+        """As ``RankMemory``."""
+        return self.kept or (name in self._table and not self._failed)
+
+    def remove(self) -> None:
+        """As ``RankMemory``; the last rank of a host removes the folder."""
+        with self._noting:
+            self._failed = "the run is over"
+            remove(self.path)
+        with contextlib.suppress(OSError):  # not empty yet, or the supervisor removed it
+            self.path.parent.rmdir()
+
+    def place(self, name: str, size: int, first: Sequence[slice] | None = None) -> tuple[np.ndarray, bytes] | None:
+        """An array of ``size`` bytes, uint8, and its address; None if there is no room, LostMemoryError if existing
+        memory has no such array. If it comes in steps, ``first`` are the bytes that are there.
+        """
+        if self.kept or name in self._table:
+            offset, there = self._table.get(name, (0, -1))
+            if there != size:
+                raise LostMemoryError(f"{self.path}: '{name}' has {there:,} bytes, not {size:,}")
+        else:
+            offset = self._size
+            if not self._grow(size, first):
+                return None
+            self._table[name] = offset, size
+        if not size:
+            return np.empty(0, np.uint8), b""
+        return np.frombuffer(mapped(self.file, size, offset), np.uint8), address(self.file, offset, self._key)
+
+    def extend(self, name: str, more: slice) -> str:
+        """Reserve bytes of an array that comes in steps; why there is no room for them, empty if there is."""
+        offset, _ = self._table[name]
+        return keep(self.file, self.path.parent, offset + more.start, more.stop - more.start)
+
+    def release(self, name: str, less: slice) -> None:
+        """Free bytes of an array that nobody uses any more."""
+        offset, _ = self._table[name]
+        punch(self.file, slice(offset + less.start, offset + less.stop))
+
+    def _grow(self, size: int, first: Sequence[slice] | None) -> bool:
+        """Reserve ``size`` more bytes, or promise them and reserve the ``first`` ones; False if there is no room."""
+        start, folder = self._size, self.path.parent
+        whole = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if whole and not self._failed:
+            if first is None:
+                why = reserve(self.file, folder, start, whole)
+            else:
+                why = promise(self.file, folder, slice(start, start + whole), first)
+            if why:
+                self._give_up(why)
+            self._size += whole
+        return not self._failed
+
+    def _begin_notes(self, notes: dict[str, str], *, filled: bool) -> None:
+        """``notes`` are there, JSON by name; ``filled`` if the memory is."""
+        self._noting, self._notes = threading.Lock(), notes
+        self._failed, self._retrying, self._filled = "", False, filled
+
+    def _notes_text(self) -> str:
+        return "{" + ",\n".join(f'"{name}": {text}' for name, text in self._notes.items()) + "}\n"
+
+    def _write_notes(self) -> str:
+        """Write the notes; why that failed, and then the memory is marked as incomplete until it succeeds."""
+        try:
+            _write(_notes_of(self.path), self._notes_text())
+        except OSError as error:
+            self._mark(NOTES_OLD)
+            return str(error)
+        return ""
+
+    def _retry(self, why: str) -> None:
+        """Write the notes when there is room again; say when protection ended and when it began again."""
+        began, who, memory = time.monotonic(), self.origin.rank, self.path.parent.parent
+        log.warning(
+            f"{memory}: notes cannot be written ({why}): training continues, but if a rank is killed meanwhile, the"
+            f" memory of {who} is lost. Make room there; it is tried again every {RETRY_SECONDS:g} s"
+        )
+        while why:
+            time.sleep(RETRY_SECONDS)
+            with self._noting:
+                if self._failed:  # the run is over, or an array found no room
+                    self._retrying = False
+                    return
+                if not (why := self._write_notes()):
+                    self._mark(COMPLETE)
+                    self._retrying = False
+        seconds = time.monotonic() - began
+        log.warning(f"{memory}: the notes are written after {seconds:.1f} s: the memory of {who} outlives a kill again")
+
+    def _mark(self, missing: int) -> None:
+        """Mark the memory as complete or not, unless it is not filled yet: the next process looks there."""
+        if self._filled:
+            mark_missing(self._head, missing)
+
+    def _give_up(self, why: str) -> None:
+        with self._noting:
+            self._failed = why
+            remove(self.path)
+        log.warning(
+            f"no room for the memory of {self.origin.rank} in {self.path.parent.parent} ({why}): training continues,"
+            " but if a rank is killed it goes back to the newest checkpoint. Set recovery.memory_folder to a larger"
+            " memory file system, or recovery.mode = 'off'"
+        )
+
+
+class _Part:
+    """Memory for one array of a ``MemoryFile``."""
+
+    def __init__(self, memory: MemoryFile, name: str, *, shared: bool) -> None:
+        self._memory, self._name, self._shared = memory, name, shared
+        self.address, self.file, self.kept = b"", -1, memory.holds(name)
+        self._own: Memory | None = None  # where there was no room
+
+    def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
+        """As ``Memory``."""
+        placed = self._memory.place(self._name, size, first)
+        if placed is None:
+            self._own = own = ProcessMemory().part(self._name, shared=self._shared)
+            array = own.allocate(size, first)
+            self.address, self.file = own.address, own.file
+            return array
+        if self._shared:
+            self.address, self.file = placed[1], self._memory.file
+        return placed[0]
+
+    def extend(self, more: slice) -> str:
+        """As ``Memory``."""
+        return self._own.extend(more) if self._own else self._memory.extend(self._name, more)
+
+    def release(self, less: slice) -> None:
+        """As ``Memory``."""
+        if self._own:
+            self._own.release(less)
+        else:
+            self._memory.release(self._name, less)
+
+
+def remove(path: Path) -> None:
+    """Remove a rank's memory with its notes; processes that map it keep it until they end."""
+    with contextlib.suppress(FileNotFoundError):  # another rank has just removed the folder, which was empty
+        for each in (path, *path.parent.glob(f"{path.name}.*"), *path.parent.glob(f".{path.name}.*")):
+            each.unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a small file at once; what lies where the new one is written, a link too, is removed."""
+    beside = path.with_name(f".{path.name}")
+    beside.unlink(missing_ok=True)
+    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    beside.replace(path)
+
+
+def _notes_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}{NOTES}")
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """The notes beside the memory at ``path``, JSON by name; LostMemoryError if they are gone or damaged."""
+    notes = _notes_of(path)
+    if notes.is_symlink() or not notes.is_file():
+        raise LostMemoryError(f"{notes}: it was removed")
+    try:
+        return {name: json.dumps(value) for name, value in json.loads(notes.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise LostMemoryError(f"{notes}: damaged: {error}") from None
+
+
+def _lock(file: int, path: Path) -> None:
+    """Lock the file exclusively for a moment, then share it; LostMemoryError if another process still maps it."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            hold(file, fcntl.F_WRLCK)
+            break
+        if time.monotonic() > deadline:
+            raise LostMemoryError(f"{path}: a process of an earlier start still maps it after {LOCK_SECONDS:g} s")
+        time.sleep(0.01)
+    hold(file, fcntl.F_RDLCK)
+
+
+def write_header(head: mmap.mmap, key: bytes, table: Mapping[str, Any]) -> None:
+    """Write the whole header of memory that is not filled yet: ``table`` says whose it is, and what lies in it."""
+    text = json.dumps({"layout": LAYOUT, **table}).encode()
+    assert len(text) <= HEADER - FIXED.size, "too many arrays for the header"
+    head[FIXED.size : FIXED.size + len(text)] = text
+    FIXED.pack_into(head, 0, key, MAGIC, NOT_FILLED, len(text), zlib.crc32(text))
+
+
+def mark_missing(head: mmap.mmap, missing: int) -> None:
+    """Say what of the memory is missing."""
+    MISSING.pack_into(head, MISSING_AT, missing)
+
+
+def read_header(file: int, path: Path) -> tuple[mmap.mmap, dict[str, Any], bytes]:
+    """The mapped header, its contents, and the key of this memory."""
+    size = os.fstat(file).st_size
+    if size < HEADER:
+        raise LostMemoryError(f"{path}: it is cut off")
+    head = mmap.mmap(file, HEADER)
+    key, magic, missing, length, checksum = FIXED.unpack_from(head)
+    if magic != MAGIC:
+        raise LostMemoryError(f"{path}: it is no memory of ssmpi")
+    if missing == NOT_FILLED:
+        raise LostMemoryError(f"{path}: it was not filled yet")
+    if missing:
+        raise LostMemoryError(f"{path}: there was no room for its notes ({path.parent.parent} was full)")
+    text = head[FIXED.size : FIXED.size + length]
+    if zlib.crc32(text) != checksum:
+        raise LostMemoryError(f"{path}: its header is damaged")
+    table = json.loads(text)
+    if table["layout"] != LAYOUT:
+        raise LostMemoryError(f"{path}: another version of ssmpi made it")
+    if table["size"] != size:
+        raise LostMemoryError(f"{path}: it has {size:,} bytes, not {table['size']:,}")
+    return head, table, key

@@ -3,7 +3,7 @@ read and updated in place; or private memory.
 
 Shared memory is an anonymous file (``memfd``) reached through ``/proc``: the size of ``/dev/shm`` is no limit, and
 nothing is left behind however the processes end. A random key in it proves that two ranks share a host; a host name
-would not. ``memory_file`` provides memory that outlives its process.
+would not. ``rank_memory`` provides memory that outlives its process.
 
 Space in a memory file system is reserved before it is used: touching pages that cannot be allocated kills the process
 (SIGBUS), and a job beyond its batch system's memory limit is killed as well. Memory that comes in steps is promised
@@ -20,7 +20,6 @@ import mmap
 import os
 import secrets
 import socket
-import struct
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ import numpy as np
 
 from ssmpi.runtime.compiled.aligned import aligned
 from ssmpi.runtime.host.host_memory import free_memory
+from ssmpi.runtime.host.memory_folder import hold
 
 HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
 KEY = 16
@@ -146,13 +146,6 @@ def punch(file: int, less: slice) -> None:
 def whole_pages(some: slice) -> tuple[int, int]:
     """Where the whole pages among some bytes begin and end."""
     return -(-some.start // mmap.PAGESIZE) * mmap.PAGESIZE, some.stop // mmap.PAGESIZE * mmap.PAGESIZE
-
-
-def hold(file: int, kind: int) -> None:
-    """Lock an open file until its last mapping ends, shared (``F_RDLCK``) or exclusively (``F_WRLCK``); BlockingIOError
-    if another process holds it. These open file description locks do not interact with ``flock``.
-    """
-    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))
 
 
 def address(file: int, offset: int, key: bytes) -> bytes:

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from ssmpi.runtime.files.run_files import MODEL, checkpoint_number
 from ssmpi.runtime.host.clock import Clock
 from ssmpi.runtime.mpi.background import start_background
 from ssmpi.runtime.mpi.failure import FATAL_REPORT_SECONDS, cause
-from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.mpi.waiting import SUPERVISOR, Backoff, WaitOptions, wait
 from ssmpi.state.checkpoint import store
 from ssmpi.state.checkpoint.model_saver import STEPS, ModelSaver
@@ -39,44 +38,17 @@ from ssmpi.state.checkpoint.pending_save import (
 )
 
 if TYPE_CHECKING:
+    from ssmpi.config import Config
     from ssmpi.runtime.mpi.rank_memory import RankMemory
     from ssmpi.runtime.mpi.world import World
     from ssmpi.runtime.run_options import CheckpointOptions
     from ssmpi.runtime.stop import Stop
     from ssmpi.state.checkpoint.files import Dataset
     from ssmpi.state.checkpoint.pending_save import SavableTables
-    from ssmpi.state.checkpoint.trainer_state import ModelState, TrainerState
+    from ssmpi.state.checkpoint.trainer_state import RunLog, Snapshot
 
 POLL_SECONDS = 0.2  # between two polls whether the embedding PSs have written their files
 REMOVAL_SECONDS = 30.0  # that the end of a run waits for the removal of old checkpoints
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveContext:
-    """Where, with which ranks and by which settings a trainer saves. ``stop`` says whether the run is to end;
-    ``memory`` holds the time of the last checkpoint, which survives a kill.
-    """
-
-    run: Path
-    options: CheckpointOptions
-    waiting: WaitOptions
-    world: World
-    tables: SavableTables
-    stop: Stop
-    memory: RankMemory
-
-
-class SaveLog(Protocol):
-    """The metric logger, as far as saving needs it; the first trainer has one."""
-
-    def saved(self, line: dict[str, Any]) -> None:
-        """Write what saving a checkpoint cost, or that it failed."""
-
-    def pause(self, seconds: float) -> None:
-        """Training stood still for this long."""
-
-    def say(self, text: str) -> None:
-        """Print a line."""
 
 
 class CheckpointTimer:
@@ -86,8 +58,9 @@ class CheckpointTimer:
 
     def __init__(self, options: CheckpointOptions, examples: int, memory: RankMemory) -> None:
         self._options, self._memory = options, memory
+        self.begun = memory.noted.get("begun", 0)  # the number of the newest checkpoint, committed or not
         self.saved(examples)
-        if kept := memory.noted(PersistedKey.SAVED):
+        if kept := memory.noted.get("saved"):
             self._examples, self._at = kept
         else:
             self.committed()
@@ -100,7 +73,12 @@ class CheckpointTimer:
 
     def committed(self) -> None:
         """The checkpoint that was started last is committed."""
-        self._memory.note(PersistedKey.SAVED, (self._examples, self._at))
+        self._memory.note(saved=(self._examples, self._at))
+
+    def begin(self, number: int) -> None:
+        """The folder of a checkpoint is made: no later one gets its number, not even after a kill."""
+        self.begun = number
+        self._memory.note(begun=number)
 
     def now(self, examples: int) -> bool:
         """Whether one is due after this many examples."""
@@ -111,16 +89,18 @@ class CheckpointTimer:
 
 class CheckpointManager:
     """One trainer's part in saving. Every trainer calls ``save`` and ``save_and_stop`` while training is paused, with a
-    function that returns its state; only the first trainer has a ``log``, calls ``poll`` regularly, and asks whether a
-    checkpoint is ``due``. ``examples`` of all trainers were trained on before this job.
+    function that returns a snapshot of its state; only the first trainer has a ``log``, calls ``poll`` regularly, and
+    asks whether a checkpoint is ``due``, as the ``timer`` says. ``stop`` says whether the run is to end.
     """
 
-    def __init__(self, context: SaveContext, log: SaveLog | None, examples: int) -> None:
-        self._context, self._options, self._world = context, context.options, context.world
-        self._tables, self._log = context.tables, log
-        self._store = store.Store(context.run)
+    def __init__(
+        self, config: Config, world: World, tables: SavableTables, stop: Stop, timer: CheckpointTimer,
+        log: RunLog | None,
+    ) -> None:  # fmt: skip
+        self._run, self._options, self._waiting, self._world = config.run.path, config.checkpoint, config.waiting, world
+        self._tables, self._stop, self._timer, self._log = tables, stop, timer, log
+        self._store = store.Store(self._run)
         self._newest = next(reversed(self._store.committed()), None)  # cached: ending a job must not access a disk
-        self._timer = CheckpointTimer(self._options, examples, context.memory)
         self._writing: PendingCheckpoint | None = None
         self._mine: Future[None] | None = None  # this trainer's files, and its report about them
         self._making: Future[int] | None = None  # a folder
@@ -139,13 +119,13 @@ class CheckpointManager:
         at_the_disk = any(future and not future.done() for future in (self._making, self._removing))
         return not self._writing and not at_the_disk and self._timer.now(examples)
 
-    def save(self, take: Callable[[], TrainerState], quiesce_seconds: float) -> None:
+    def save(self, take: Callable[[], Snapshot], quiesce_seconds: float) -> None:
         """Save a checkpoint, after which training continues; pausing for it took ``quiesce_seconds``. A failure is
         reported and does not end the run: the next checkpoint is tried when due.
         """
         self._begin(take, quiesce_seconds, background=self._options.background)
 
-    def save_and_stop(self, take: Callable[[], TrainerState]) -> None:
+    def save_and_stop(self, take: Callable[[], Snapshot]) -> None:
         """Save a last checkpoint, within its time budget; DataError if it cannot be written."""
         last_to_speak = FATAL_REPORT_SECONDS if self._world.index else 0.0  # the first trainer reports first
         timer = threading.Timer(self._options.stop_budget_seconds + last_to_speak, self._out_of_budget)
@@ -168,19 +148,18 @@ class CheckpointManager:
         if self._removing and not concurrent.futures.wait([self._removing], REMOVAL_SECONDS).done:
             log.warning(f"the job ends while older checkpoints in {self._store.folder} are still being removed")
 
-    def save_model(self, model: ModelState) -> None:
+    def save_model(self, model: Snapshot) -> None:
         """Write the finished model. On the first trainer only."""
         self.finish()
-        self._model_saver().save(model, self._context.run / MODEL)
+        self._model_saver().save(model, self._run / MODEL)
 
-    def save_best(self, model: ModelState, place: Path) -> None:
+    def save_best(self, model: Snapshot, place: Path) -> None:
         """Write the present model; DataError or OSError, without retrying, if that fails. On the first trainer only."""
         self.finish()
         self._model_saver().attempt(model, place)
 
     def _model_saver(self) -> ModelSaver:
-        limit, stop = self._options.limit_seconds, self._context.stop
-        return ModelSaver(self._store, self._tables, limit, stop, self._what_there_is())
+        return ModelSaver(self._store, self._tables, self._options.limit_seconds, self._stop, self._what_there_is())
 
     def wait_for_the_first(self) -> None:
         """Wait until the first trainer has reached this point."""
@@ -190,25 +169,26 @@ class CheckpointManager:
 
     def wait_options(self, steps: int = STEPS) -> WaitOptions:
         """How long to wait for the first trainer, which may be writing for a long time under limits of its own."""
-        waiting, limit = self._context.waiting, steps * self._options.limit_seconds
-        return replace(waiting, time_limit_seconds=limit + waiting.time_limit_seconds)
+        limit = steps * self._options.limit_seconds
+        return replace(self._waiting, time_limit_seconds=limit + self._waiting.time_limit_seconds)
 
     def _meet(self, steps: int = 1) -> None:
         whom = f"the first trainer (to save into {self._store.folder.parent})"
         wait(self._world.trainers.ibarrier(), self.wait_options(steps), whom, "checkpoint.limit_seconds")
 
-    def _begin(self, take: Callable[[], TrainerState], quiesce_seconds: float, *, background: bool) -> None:
+    def _begin(self, take: Callable[[], Snapshot], quiesce_seconds: float, *, background: bool) -> None:
         """Make the trainers and the embedding PSs start writing their files."""
         clock, mine = Clock(), take()
-        files = np.array([mine.nbytes], np.float64)  # of all trainers: members of a group own unequal parts
-        wait(self._world.trainers.iallreduce(files), self._context.waiting, "the other trainers (to save)")
-        number = 0 if self._world.index else self._make_folder(mine.model.nbytes + int(files[0]))
+        own = sum(values.nbytes for values in mine.arrays.values())
+        files = np.array([own], np.float64)  # of all trainers: members of a group own unequal parts
+        wait(self._world.trainers.iallreduce(files), self._waiting, "the other trainers (to save)")
+        number = 0 if self._world.index else self._make_folder(mine.nbytes + int(files[0]))
         reports = TrainerOutcomes(self._world.control) if number else None  # before a trainer can report anything
         folder = self._agree_on_folder(number)
         if folder:
             self._write_mine(folder, mine)
         if folder and reports:
-            self._writing = PendingCheckpoint(folder, reports, mine.model.state, clock)
+            self._writing = PendingCheckpoint(folder, reports, mine.state, clock)
             self._tables.begin_save(folder, self._options.limit_seconds, background=background)
             if not background:
                 self.finish()
@@ -223,13 +203,11 @@ class CheckpointManager:
         """On the first trainer: make the folder of the next checkpoint, on a disk with room for ``needed`` bytes, and
         return its number; 0 if that fails. No number is used twice, not even that of one that failed.
         """
-        memory = self._context.memory
-        after = memory.noted(PersistedKey.BEGUN) or 0
 
         def make() -> int:
             self._store.clear()
             make_room(self._store, needed, self._store.folder)
-            return checkpoint_number(self._store.begin(after))
+            return checkpoint_number(self._store.begin(self._timer.begun))
 
         self._making = making = start_background("folder", make)
         try:
@@ -237,28 +215,24 @@ class CheckpointManager:
         except (OSError, DataError) as error:
             self._failed(cause(error), 0.0)
             return 0
-        memory.note(PersistedKey.BEGUN, number)
+        self._timer.begin(number)
         return number
 
     def _agree_on_folder(self, number: int) -> Path | None:
-        agreed, waiting = np.array([number], np.int64), self._context.waiting
-        limited = replace(waiting, time_limit_seconds=self._options.limit_seconds + waiting.time_limit_seconds)
-        whom = f"trainer 0 (to make a folder in {self._store.folder})"
-        wait(self._world.trainers.ibcast(agreed), limited, whom, "checkpoint.limit_seconds")
+        agreed, whom = np.array([number], np.int64), f"trainer 0 (to make a folder in {self._store.folder})"
+        wait(self._world.trainers.ibcast(agreed), self.wait_options(1), whom, "checkpoint.limit_seconds")
         return self._store.path(int(agreed[0])) if agreed[0] else None
 
-    def _write_mine(self, folder: Path, mine: TrainerState) -> None:
+    def _write_mine(self, folder: Path, mine: Snapshot) -> None:
         """Start writing a copy of this trainer's state, and report the outcome to the first trainer."""
         arrays: list[Dataset] = [(name, values.copy(), {}) for name, values in mine.arrays.items()]
         own = [(folder / f"trainer-{self._world.index:04}.h5", arrays)]
         if self._log:
-            own.append(
-                (folder / "dense.h5", [(name, values.copy(), place) for name, values, place in mine.model.dense])
-            )
+            own.append((folder / "dense.h5", [(name, values.copy(), place) for name, values, place in mine.dense]))
 
         def write() -> None:
             outcomes = [written_in_background(path, datasets) for path, datasets in own]
-            report_outcomes(self._world.control, outcomes, self._context.waiting)
+            report_outcomes(self._world.control, outcomes, self._waiting)
 
         self._mine = start_background("save", write)
 
@@ -303,7 +277,7 @@ class CheckpointManager:
         """On the first trainer: a checkpoint could not be written. That ends the job only if it was asked to stop."""
         assert self._log
         there = self._what_there_is()
-        if self._context.stop.stopped:
+        if self._stop.stopped:
             raise DataError(f"no checkpoint could be saved, and the job was asked to stop: {text}. {there}")
         log.error(f"error: no checkpoint could be saved, training continues: {text}. {there}")
         self._log.saved({"error": text, "O_save": cost})

@@ -32,7 +32,7 @@ from ssmpi.state.checkpoint.pending_save import (
 if TYPE_CHECKING:
     from ssmpi.runtime.stop import Stop
     from ssmpi.state.checkpoint.pending_save import SavableTables
-    from ssmpi.state.checkpoint.trainer_state import ModelState
+    from ssmpi.state.checkpoint.trainer_state import Snapshot
 
 POLL_SECONDS = 0.2  # between two checks whether the job is asked to stop
 ROOM_SECONDS = 10.0  # between two attempts to save a model for which there was no room
@@ -51,7 +51,7 @@ class ModelSaver:
         self._store, self._tables, self._limit = checkpoints, tables, limit_seconds
         self._stop, self._there, self._said = stop, there, False
 
-    def save(self, model: ModelState, place: Path) -> None:
+    def save(self, model: Snapshot, place: Path) -> None:
         """Write the finished model under a temporary name and rename it when it is complete. If the disk is full,
         remove older checkpoints, then retry within the time limit of a save in case space becomes free.
         """
@@ -66,12 +66,12 @@ class ModelSaver:
                     raise
                 self._wait_for_room(cause(error), clock)
 
-    def attempt(self, model: ModelState, place: Path) -> None:
+    def attempt(self, model: Snapshot, place: Path) -> None:
         """Make room and write the model; DataError, or OSError of a full disk, if that fails."""
         self._in_time(place, make_room, self._store, model.nbytes, place)
         self._write(model, place)
 
-    def _write(self, model: ModelState, place: Path) -> None:
+    def _write(self, model: Snapshot, place: Path) -> None:
         beside = self._beside(place)
         self._in_time(beside, make_anew, beside)
         try:

@@ -115,7 +115,7 @@ def restore(live: LiveState, model: Path, algorithm: str) -> None:
     """Give a trainer's dense optimizer the state that was saved with ``model``, and its synchronizer if that runs the
     same ``algorithm``. Nothing where there is none, as of SGD.
     """
-    path, owned = model / OPTIMIZER, live.replica.owned
+    path, owned = model / OPTIMIZER, live.owned
     if not path.is_file():
         return
     saved = joined([files.read(path)], owned, path)

@@ -5,7 +5,7 @@ whichever trainers held or hold them; otherwise from the common model, with the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,42 +21,32 @@ from ssmpi.runtime.topology import Topology
 from ssmpi.state.checkpoint import dense_vectors, files, store
 
 if TYPE_CHECKING:
+    from ssmpi.embedding.client import PrefetchedRows
     from ssmpi.model.parameters import OwnedParameters
     from ssmpi.runtime.mpi.waiting import WaitOptions
     from ssmpi.runtime.mpi.world import World
     from ssmpi.state.checkpoint.files import Dataset
+    from ssmpi.sync import Synchronizer
 
 SELECTION = "choice"  # the model selection's key in a checkpoint's state
 DENSE = "dense/"  # before those of the dense optimizer's arrays
 LOG = "logbook/"  # before the names of the metric logger's arrays
 
 
-class DenseReplica(Protocol):
-    """A replica, as checkpoints see it."""
+class RunLog(Protocol):
+    """The metric logger, as far as saving and recovery need it; the first trainer has one."""
 
-    @property
-    def vector(self) -> np.ndarray:
-        """float32 (parameters,), live."""
+    def saved(self, line: dict[str, Any]) -> None:
+        """Write what saving a checkpoint cost, or that it failed."""
 
-    @property
-    def owned(self) -> OwnedParameters:
-        """Which parameters it has."""
+    def recovered(self, recovery: dict[str, Any]) -> None:
+        """Write the line of a recovery."""
 
+    def pause(self, seconds: float) -> None:
+        """Training stood still for this long."""
 
-class Resumable(Protocol):
-    """A synchronizer, as checkpoints see it."""
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Its arrays, by name."""
-
-    def resume(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Restore them."""
-
-
-class PulledRows(Protocol):
-    """Embedding rows that a paused thread has pulled already, or None."""
-
-    values: np.ndarray | None
+    def say(self, text: str) -> None:
+        """Print a line."""
 
 
 class Arrays(dict[str, np.ndarray]):
@@ -124,54 +114,43 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class ModelState:
-    """A model to be written: its ``dense`` weights, ``nbytes`` on disk with all rows of the tables, the ``state`` for
-    its manifest and, of a whole model, the state of the dense ``optimizer`` with which another run may continue.
+class Snapshot:
+    """What is to be written of a paused trainer: the ``dense`` weights of the common model, ``nbytes`` of that model on
+    disk with all rows of the tables, and on the first trainer the ``state`` for the manifest. Of a finished model also
+    the state of the dense ``optimizer``, with which another run may continue; of a checkpoint this trainer's own
+    ``arrays``, and the ``examples`` of all trainers that it knows of.
     """
 
     dense: Sequence[Dataset]
     nbytes: int
     state: dict[str, Any]
     optimizer: Sequence[Dataset] = ()
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """One paused trainer's share of a checkpoint: its ``arrays``, and the ``examples`` of all trainers that it knows
-    of. ``model`` is the common model with, on the first trainer, the state of the whole run.
-    """
-
-    arrays: dict[str, np.ndarray]
-    examples: int
-    model: ModelState
-
-    @property
-    def nbytes(self) -> int:
-        """The size of this trainer's file."""
-        return sum(values.nbytes for values in self.arrays.values())
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    examples: int = 0
 
 
 @dataclass(frozen=True)
 class LiveState:
-    """The live state of a trainer: a checkpoint copies it, a resumed job restores it. ``optimizer`` are the arrays of
-    the dense optimizer, ``prefetched`` the rows that a paused thread has pulled already.
+    """The live state of a trainer: a snapshot takes it, a resumed job restores it. ``owned`` are the parameters in the
+    weights of the ``synchronizer``, ``optimizer`` the arrays of the dense optimizer, ``prefetched`` the rows that a
+    paused thread has pulled already.
     """
 
-    replica: DenseReplica
+    owned: OwnedParameters
     optimizer: Mapping[str, np.ndarray]
-    synchronizer: Resumable
-    prefetched: Sequence[PulledRows]
+    synchronizer: Synchronizer
+    prefetched: Sequence[PrefetchedRows]
     losses: list[float] | None
 
     def arrays(self) -> dict[str, np.ndarray]:
         """A trainer's share of a checkpoint, by name."""
-        found = {"replica": self.replica.vector}
+        found = {"replica": self.synchronizer.weights}
         found |= {f"{DENSE}{name}": values for name, values in self.optimizer.items()}
         found |= {f"sync/{name}": values for name, values in self.synchronizer.state().items()}
         found |= {f"held/{k}": rows.values for k, rows in enumerate(self.prefetched) if rows.values is not None}
         if self.losses is not None:
             found["losses"] = np.array(self.losses)
-        return dense_vectors.split(found, self.replica.owned)
+        return dense_vectors.split(found, self.owned)
 
 
 def joined(members: Sequence[Mapping[str, np.ndarray]], owned: OwnedParameters, path: Path) -> Arrays:
@@ -186,7 +165,7 @@ def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: st
     """Restore replica, optimizer, algorithm and pulled rows. Before, the replica must hold the common model, and the
     tables must be loaded.
     """
-    topology, owned = world.topology, live.replica.owned
+    topology, owned = world.topology, live.owned
     same = checkpoint.topology.replicas == topology.replicas
     saved = checkpoint.arrays(topology.place_of(world.index).replica if same else 0, owned)
     for name, values in live.optimizer.items():
@@ -199,7 +178,7 @@ def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: st
     if checkpoint.state["algorithm"] == algorithm:
         live.synchronizer.resume(saved.below("sync/"))
     if same:
-        live.replica.vector[:] = saved["replica"]
+        live.synchronizer.weights[:] = saved["replica"]
     if checkpoint.topology.same_lanes(topology):
         own = checkpoint.file(world.index)
         for thread, rows in enumerate(live.prefetched):

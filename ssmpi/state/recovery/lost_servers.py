@@ -2,7 +2,7 @@
 
 The rows of a lost embedding PS are loaded here, into new memory that becomes valid once the first trainer books the
 loss (``restart.resumed``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
-new memory too, which their roles fill (``lost_trainers``).
+new memory too, which their roles fill (``warm_state``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssmpi.embedding.table import ROWS
@@ -89,7 +88,7 @@ def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Reloaded | str:
                 plan.parent.check()
                 model, fresh = plan.parent.folder, config.run.fresh_optimizer
                 parent.load_rows(arena, model, index, partial(newest.verify, read_manifest(model)), fresh=fresh)
-            found = newest.restore(arena, index, Path(config.run.folder), plan.checkpoints, start.timeline)
+            found = newest.restore(arena, index, config.run.path, plan.checkpoints, start.timeline)
         except (DataError, OSError) as error:
             return str(error)
     if not start.memory.holds(ROWS):

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host import memory_folder
-from ssmpi.runtime.mpi.memory_file import LostMemoryError, MemoryFile, Origin
-from ssmpi.runtime.mpi.memory_use import in_use, remove
-from ssmpi.runtime.mpi.rank_memory import PersistedKey, ProcessMemory, RankMemory
+from ssmpi.runtime.mpi.rank_memory import LostMemoryError, MemoryFile, Origin, ProcessMemory, RankMemory
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -53,7 +51,7 @@ class MemoryPlace(NamedTuple):
                 " memory file system, or recovery.mode = 'off'"
             )
             memory = ProcessMemory()
-        memory.note(PersistedKey.RUN, str(run.resolve()))  # for who finds it
+        memory.note(run=str(run.resolve()))  # for who finds it
         return memory
 
 
@@ -81,10 +79,11 @@ def remove_left(memory: str, launch: str) -> str:
     this run folder is a copy.
     """
     folder = memory_folder.of_launch(memory, launch)
-    if folder not in memory_folder.all_in(Path(memory)) or in_use(folder):  # a damaged name may lead anywhere
+    ours = folder in memory_folder.all_in(Path(memory))  # a damaged name may lead anywhere
+    if not ours or memory_folder.in_use(folder):
         return ""
     try:
-        remove(folder)
+        memory_folder.remove(folder)
     except OSError as error:
         return f"{folder} on {socket.gethostname()}, left by a launch that was killed, cannot be removed: {error}"
     return ""

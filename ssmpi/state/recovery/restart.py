@@ -3,9 +3,9 @@ the job again (``cluster/restarts``), and then
 
 1. ``begin``: every rank inspects its memory, and the first one decides (``decision``): warm recovery, from memory
    alone; partial recovery, which makes lost memory anew and loads the rows of lost embedding PSs (``lost_servers``); or
-   full recovery, from a checkpoint (``checkpoints``), as in a job that nothing survived;
+   full recovery, from a checkpoint or the beginning, as in a job that nothing survived;
 2. roles start: trainers merge what they have kept (``warm_state``), and lost replicas and centers are restored
-   (``lost_trainers``);
+   (``warm_state``);
 3. ``resumed``: all ranks are ready, the loss is booked, and from then on the new memory is valid.
 
 A kill in between makes the next start begin at 1 with the same memory, and nothing is booked twice.
@@ -17,18 +17,19 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ssmpi import config
+from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import last_end, log
-from ssmpi.runtime.files.run_files import RUN_FILE
+from ssmpi.runtime.files.run_files import RESULT_NAME, RUN_FILE
 from ssmpi.runtime.host.clock import process_age
-from ssmpi.runtime.mpi.rank_memory import PersistedKey, ProcessMemory, RankMemory
-from ssmpi.state.checkpoint import store
+from ssmpi.runtime.mpi.rank_memory import MemoryFile, ProcessMemory, RankMemory
+from ssmpi.state.checkpoint import disk, model_files, store
 from ssmpi.state.recovery import lost_servers, run_record
-from ssmpi.state.recovery.checkpoints import choose_checkpoint
 from ssmpi.state.recovery.decision import FROM_BEGINNING, FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.state.recovery.ledger import Ledger
 from ssmpi.state.recovery.previous_memory import MemoryPlace, refuse_left, remove_everywhere
@@ -37,11 +38,10 @@ from ssmpi.state.recovery.start import Start
 from ssmpi.state.recovery.warm_state import noted_ledger
 
 if TYPE_CHECKING:
-    from ssmpi.runtime.mpi.memory_file import MemoryFile
     from ssmpi.runtime.mpi.messages import Conversation
     from ssmpi.runtime.mpi.world import Job
     from ssmpi.state.recovery.start import ResumePlan, Supervised
-    from ssmpi.state.recovery.warm_state import RunSnapshot
+    from ssmpi.state.recovery.warm_state import RecoveryNotes
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
@@ -55,7 +55,7 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
     """The state that this rank starts from; the first rank decides for all. Every rank calls it."""
     if supervised is None or plan.config.recovery.mode == "off":
         return begin_without_launcher(job, plan)
-    run, resumes, lost = Path(plan.config.run.folder), plan.again, ""
+    run, resumes, lost = plan.config.run.path, plan.again, ""
     launch, number = supervised.launch, supervised.start
     if plan.ahead:
         memory, found = inspect(job, plan, launch)
@@ -81,7 +81,7 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
 
 def begin_without_launcher(job: Job, plan: ResumePlan) -> Start:
     """The start of a job that no launcher restarts: it leaves no memory, and resumes from none."""
-    run = Path(plan.config.run.folder)
+    run = plan.config.run.path
     if plan.ahead:
         memory, _ = MemoryPlace.of(plan.config, job.rank, plan.previous).inspect()
         if any(job.gather(memory is not None)):
@@ -95,7 +95,7 @@ def begin_without_launcher(job: Job, plan: ResumePlan) -> Start:
 def inspect(job: Job, plan: ResumePlan, launch: str) -> tuple[MemoryFile | None, list[Found]]:
     """The memory of a launch that this rank may resume from, and what every rank has found of its own."""
     memory, why = MemoryPlace.of(plan.config, job.rank, launch).inspect()
-    first = job.agree(lambda: Record.read(Path(plan.config.run.folder)).first_start)
+    first = job.agree(lambda: Record.read(plan.config.run.path).first_start)
     if memory and memory.origin.start < first:
         why = f"what is there is that of start {memory.origin.start}, and start {first} began without memory"
         memory = None
@@ -106,7 +106,7 @@ def check_settings(now: config.Config) -> None:
     """On the first rank: check that a new launch can resume from the memory of the one before, and save its
     settings.
     """
-    run = Path(now.run.folder)
+    run = now.run.path
     other = config.differences(config.load(run / RUN_FILE), now)
     if fixed := [each for each in other if not FREE.match(each)]:
         refuse_left(run, f"other settings ({'; '.join(fixed)})")
@@ -118,7 +118,7 @@ def from_memory(
     job: Job, plan: ResumePlan, supervised: Supervised, memory: MemoryFile | None, found: list[Found]
 ) -> tuple[Start | None, str]:
     """Warm or partial recovery; None on all ranks, and why, if they must go back to a checkpoint."""
-    run = Path(plan.config.run.folder)
+    run = plan.config.run.path
     choice, ledger, timeline = job.agree(lambda: decide(plan, run, memory, found))
     if choice.how == FULL:
         return None, choice.why
@@ -152,18 +152,69 @@ def decide(
 def fresh(job: Job, plan: ResumePlan, supervised: Supervised) -> RankMemory:
     """New memory for this rank."""
     place = MemoryPlace.of(plan.config, job.rank, supervised.launch)
-    return place.fresh(Path(plan.config.run.folder), supervised.start)
+    return place.fresh(plan.config.run.path, supervised.start)
 
 
 def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: Path | None, number: int) -> Start:
     """Start ``number`` from a checkpoint, or the beginning: it creates all ``memory`` anew."""
-    topology, run = plan.config.topology, Path(plan.config.run.folder)
+    topology, run = plan.config.topology, plan.config.run.path
     timeline = job.agree(lambda: run_record.begin_timeline(run, number))
     saved = store.read_manifest(checkpoint).state if checkpoint and job.rank == 0 else {}
     starts, servers = [number] * topology.size, topology.embedding_ps
     ledger = Ledger.begin(starts, servers, saved.get("ledger"), saved.get("examples", 0))
     parent = plan.parent.folder if plan.parent and not checkpoint else None
     return Start(checkpoint, memory, ledger=ledger, timeline=timeline, parent=parent)
+
+
+def choose_checkpoint(job: Job, plan: ResumePlan) -> Path | None:
+    """The first undamaged checkpoint; each rank checks its share of the files. DataError if all are damaged."""
+    run, error = plan.config.run.path, ""
+    for path in plan.checkpoints:
+        error = next(filter(None, job.gather(store.find_error(path, job.rank, job.size))), "")
+        if not error:
+            job.agree(partial(take_over, plan, path))
+            return path
+        if job.rank == 0:
+            log.warning(f"{path.name} cannot be used: {error}")
+    if tried := plan.checkpoints:
+        job.agree(lambda: raise_data_error(f"{error}; {store.remedy_for_checkpoint(run, tried[-1], tried)}"))
+    if plan.parent:
+        job.agree(plan.parent.check)
+        model_files.check(job, plan.parent.folder)
+    job.agree(partial(take_over, plan, None))
+    if job.rank == 0:
+        log.info(f"no checkpoint: starting from {plan.parent or 'the beginning'}")
+    return None
+
+
+def take_over(plan: ResumePlan, path: Path | None) -> None:
+    """Start from a checkpoint, or from the beginning: nothing rejects the request any more, so only now the run has its
+    settings, and the end of the last job is not the run's.
+    """
+    run = plan.config.run.path
+    if path:
+        resume_from(run, path, again=plan.again)
+    elif not plan.again:
+        run_record.count_start(run, 0)
+    if plan.resumed:
+        disk.remove_file(run / RESULT_NAME)
+        config.save(run, plan.config)
+
+
+def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
+    """Record the start, unless the same launch restarts the job (``again``), which has its own limit; set newer
+    checkpoints aside, so that the next job resumes from what this one saves.
+    """
+    if not again:
+        run_record.count_start(run, store.read_manifest(path).state["examples"])
+    log.info(f"resuming from {path}")
+    for newer in store.Store(run).set_aside_after(path):
+        log.warning(f"set aside, because it is newer: {newer}")
+
+
+def raise_data_error(text: str) -> None:
+    """Raise a DataError."""
+    raise DataError(text)
 
 
 def record(run: Path, supervised: Supervised, how: str, lost: str = "", more: Mapping[str, Any] = NOTHING) -> None:
@@ -206,14 +257,14 @@ class Lost(Protocol):
         """Mark them as reported."""
 
 
-def resumed(notes: RunSnapshot, examples: int, lost: Sequence[Lost], trainers: Conversation) -> None:
+def resumed(notes: RecoveryNotes, examples: int, lost: Sequence[Lost], trainers: Conversation) -> None:
     """All ranks are ready, and training starts after ``examples`` of all trainers: from now on it can resume from this
     memory. If this start is itself a recovery, complete its record, with what this trainer has ``lost`` in flight, in
     the order of ``LOST_ON_THE_WAY``. All ``trainers`` call it.
     """
     first, outcome, booking, memory = trainers.rank == 0, dict[str, Any](), notes.booking, notes.memory
     (at, *_) = trainers.gather(noted_ledger(memory)[1].get("at") if first else None)
-    if at and memory.noted(PersistedKey.FORGOTTEN) != at:  # a kill came between the two notes
+    if at and memory.noted.get("forgotten") != at:  # a kill came between the two notes
         forget(memory, lost, at)
     by_trainer = trainers.gather([each.lost for each in lost])
     if first:  # its memory is complete only with this note
@@ -233,4 +284,4 @@ def forget(memory: RankMemory, lost: Sequence[Lost], at: str | None) -> None:
     """Forget the losses: the outcome of the recovery that began ``at`` this time includes them."""
     for each in lost:
         each.reported()
-    memory.note(PersistedKey.FORGOTTEN, at)
+    memory.note(forgotten=at)

@@ -11,8 +11,7 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.runtime.files.log import log
 from ssmpi.state.checkpoint.rows.saver import SaveSchedule
 from ssmpi.state.recovery.decision import PARTIAL
-from ssmpi.state.recovery.inputs import inputs_of
-from ssmpi.state.recovery.policy import LEAST_INTERVAL, RecoveryInputs, between_checkpoints
+from ssmpi.state.recovery.policy import LEAST_INTERVAL, RecoveryInputs, between_checkpoints, inputs_of
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

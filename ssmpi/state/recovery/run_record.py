@@ -1,8 +1,8 @@
-"""``recoveries.json``, the record of a run's starts: how often it was restarted after a kill, and how it resumed each
-time. It also names the launch that the run belongs to, whose memory is the only valid one, and holds what must outlive
-all memory: the timeline of row saves, and what these take. And ``attempts.json``: where each job of the run began.
+"""``recoveries.json``, the record of a run's starts: where each job began, how often it was restarted after a kill, and
+how it resumed each time. It also names the launch that the run belongs to, whose memory is the only valid one, and
+holds what must outlive all memory: the timeline of row saves, and what these take.
 
-The first rank writes them; anybody may read. Nothing that is read is kept.
+The first rank writes it, and between two jobs the launcher; anybody may read. Nothing that is read is kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 
 from ssmpi.runtime.documents import parse_json
 from ssmpi.runtime.errors import DamageError, UserError, json_problem
-from ssmpi.runtime.files import atomic_file, attempts
+from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.files.run_files import ATTEMPTS, RECOVERIES, RESULT_NAME, ROWS
 from ssmpi.runtime.host.clock import process_age
 
 NOTHING: Mapping[str, Any] = MappingProxyType({"launch": "", "start": 0, "recoveries": []})  # of a run not started
 SAVING = "row_save_seconds"
+NOT_BEGUN = -1  # in place of the examples: the job ended before all its ranks had started
+MOST = 2  # jobs in a row without progress
 REMEDY = (
     "it says which surviving memory and which row saves are valid: put an intact copy in its place; or move it away,"
     " then the next start resumes from the newest checkpoint, and the run's earlier recoveries are known only to its"
@@ -76,6 +78,11 @@ class Record:
         return int(self.found.get("first_start", 0))
 
     @property
+    def attempts(self) -> list[int]:
+        """After how many examples each job of the run began, or ``NOT_BEGUN``, oldest first."""
+        return list(self.found.get("attempts", ()))
+
+    @property
     def row_save_seconds(self) -> float:
         """How long a save of all rows takes: that of the slowest embedding PS, because all of them save at once; 0
         before the first.
@@ -91,12 +98,12 @@ class Record:
         try:
             found = parse_json(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
-            return cls(NOTHING)
+            found = NOTHING
         except (OSError, ValueError) as error:
             raise DamageError(path, json_problem(error), REMEDY) from error
         match found:
             case {"launch": str(), "recoveries": list()}:
-                return cls({"start": 0, **found})
+                return cls({"start": 0, "attempts": _earlier_attempts(run), **found})
         raise DamageError(path, "not a record of recoveries", REMEDY)
 
     def is_own(self, run: Path) -> bool:
@@ -198,14 +205,29 @@ def rows_saved(run: Path, durations: Mapping[int, float]) -> None:
 
 def count_start(run: Path, examples: int) -> None:
     """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
-    before = [place for place in attempts.read(run) if place != attempts.NOT_BEGUN]
-    if before[-attempts.MOST :] == [examples] * attempts.MOST:
+    before = [place for place in Record.read(run).attempts if place != NOT_BEGUN]
+    if before[-MOST:] == [examples] * MOST:
         raise UserError(
-            f"{run}: the last {attempts.MOST} jobs of this run began after {examples:,} examples, as this one would,"
+            f"{run}: the last {MOST} jobs of this run began after {examples:,} examples, as this one would,"
             " and saved nothing later: their logs say why; if it was the time limit, raise it or lower"
-            f" checkpoint.every_minutes. Remove {run / ATTEMPTS} to try again"
+            f' checkpoint.every_minutes. To try again, empty the list "attempts" in {run / RECOVERIES}'
         )
-    attempts.add(run, examples)
+    add_attempt(run, examples)
+
+
+def add_attempt(run: Path, examples: int) -> None:
+    """Record that a job began after ``examples``, or has ``NOT_BEGUN``."""
+    with _writing:
+        record = Record.read(run)
+        _write(run, {**record.found, "attempts": [*record.attempts, examples]})
+
+
+def _earlier_attempts(run: Path) -> list[int]:
+    """Those that ssmpi 0.2 and earlier kept in a file of their own; none if there is none, or if it is damaged."""
+    try:
+        return [int(place) for place in parse_json((run / ATTEMPTS).read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def _write(run: Path, found: Mapping[str, Any]) -> None:

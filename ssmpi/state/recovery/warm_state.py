@@ -1,22 +1,25 @@
-"""The trainers' state that survived a kill in memory, merged; and the first trainer's note in its memory."""
+"""The trainers' state that survived a kill in memory, merged; what is lost of it, restored: a replica from the common
+model, a center from the replicas; and the notes that the first trainer leaves in its memory for the next start.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
+from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
-from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait
 from ssmpi.runtime.quality import Quality, counters
+from ssmpi.state.checkpoint import files, store
+from ssmpi.state.checkpoint.trainer_state import Checkpoint
 from ssmpi.state.recovery.decision import PARTIAL
 from ssmpi.state.recovery.ledger import Booking, Ledger
-from ssmpi.state.recovery.lost_trainers import restore_lost
 from ssmpi.state.recovery.run_record import Record
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from ssmpi.runtime.mpi.rank_memory import RankMemory
     from ssmpi.runtime.mpi.world import World
     from ssmpi.runtime.topology import Topology
+    from ssmpi.state.checkpoint.trainer_state import RunLog
     from ssmpi.state.recovery.start import Repair
     from ssmpi.sync import Synchronizer
 
@@ -125,6 +129,9 @@ class WarmState:
         return next((replica for replica in (first, *range(len(has))) if has[replica]), None)
 
 
+Saved = Checkpoint | WarmState  # what a trainer resumes from
+
+
 def furthest(topology: Topology, batches: Sequence[int], lost: Set[int]) -> list[int]:
     """By member, the replica whose trainer has done most ``batches``; where trainers are ``lost``, the first one left:
     the first trainer's team is sure to have its leader.
@@ -147,6 +154,49 @@ def restart_from(mean: np.ndarray, synchronizer: Synchronizer) -> None:
     log.warning("what all replicas had in common is lost with the trainer that kept it: it restarts from their mean")
 
 
+def restore_lost(
+    repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions, owned: OwnedParameters
+) -> np.ndarray:
+    """Every trainer calls it, once replicated state is equal on all of them. Returns the mean of the surviving
+    replicas.
+
+    The shards of lost sync PSs start from that mean, with the optimizer state of the checkpoint. A lost trainer gets
+    the center, or the mean if there is no center, and the mean of the other replicas' optimizer states; where no other
+    replica survives, the optimizer starts anew.
+    """
+    lost = world.index in repair.trainers
+    living = sum(index not in repair.trainers for _, index in world.replicas.directory.members)
+    arrays = [synchronizer.weights, *synchronizer.context.local.optimizer.state().values()]
+    means = [np.zeros_like(values) if lost else values / np.float32(living) for values in arrays]
+    for mean in means:
+        wait(world.replicas.iallreduce(mean), waiting, "the other trainers (to restore lost state)")
+    if repair.sync_ps:
+        saved = algorithm_state(repair, synchronizer, owned) if world.replicas.rank == 0 else {}
+        synchronizer.exchange.restore_center(repair.sync_ps, means[0], saved)
+    if lost:
+        for values, mean in zip(arrays, means, strict=True):
+            values[:] = mean if living else values
+        synchronizer.exchange.adopt_model()
+    return means[0]
+
+
+def algorithm_state(repair: Repair, synchronizer: Synchronizer, owned: OwnedParameters) -> Mapping[str, np.ndarray]:
+    """The algorithm's state in the newest checkpoint; empty if there is none, or if it is damaged."""
+    if not repair.checkpoint or not synchronizer.state():
+        return {}
+    try:
+        checkpoint = Checkpoint.at(repair.checkpoint)
+        first = {f"trainer-{member:04}.h5" for member in range(checkpoint.topology.group)}
+        for entry in store.read_manifest(repair.checkpoint).files:
+            if entry.file in first:
+                files.verify(repair.checkpoint, entry)
+        same = checkpoint.state["algorithm"] == synchronizer.options.identity
+        return checkpoint.arrays(0, owned).below("sync/") if same else {}
+    except DataError as error:
+        log.warning(f"the optimizer state of lost sync PSs is reset: {error}")
+        return {}
+
+
 def deal_left(found: Sequence[TrainerMemory], lost: Set[int]) -> Deal:
     """What is left of the latest deal, and after how many examples of all trainers. Of ``lost`` trainers, whose
     memory is empty, the examples count that the first one knows they have trained on.
@@ -164,24 +214,14 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
     """The surviving state of this trainer, by number."""
     threads, first = config.topology.threads, trainer == 0
     trained = TrainedRows(memory, threads, 0, dealer=first)
-    deal = trained.kept()
+    deal, noted = trained.kept(), memory.noted
     return TrainerMemory(
         deal,
-        memory.noted(PersistedKey.RUN_SO_FAR),
+        dict(noted.get("run_so_far", {})),
         Quality.of(*counters(memory.array, threads)),
         int(trained.batches.sum()),
         trained.handed.kept(deal[0]) if trained.handed and deal else None,
     )
-
-
-class RecoveryLog(Protocol):
-    """The metric logger, as far as recovery needs it."""
-
-    def recovered(self, recovery: dict[str, Any]) -> None:
-        """Write the line of a recovery."""
-
-    def say(self, text: str) -> None:
-        """Print a line."""
 
 
 def cost_of(record: Mapping[str, Any]) -> str:
@@ -200,7 +240,7 @@ def cost_of(record: Mapping[str, Any]) -> str:
     return f"going on after {record['examples']:,} examples: {cost}. PLS is {record['pls']:.3g} so far"
 
 
-class RunSnapshot:
+class RecoveryNotes:
     """What a trainer notes in its ``memory``, for the next start if this one is killed: the ``booking`` of losses and,
     on the first trainer, at least once a second, what no other trainer has and what is neither in ``Progress`` nor in
     ``TrainedRows``: ``run_so_far`` returns it. Only the first one has a ``log``; the note says which recoveries that
@@ -208,8 +248,8 @@ class RunSnapshot:
     """
 
     def __init__(
-        self, run: Path, memory: RankMemory, booking: Booking, log: RecoveryLog | None,
-        run_so_far: Callable[[], Mapping[str, Any]], saved: object,
+        self, run: Path, memory: RankMemory, booking: Booking, log: RunLog | None,
+        run_so_far: Callable[[], Mapping[str, Any]], saved: Saved | None,
     ) -> None:  # fmt: skip
         self.run, self.memory, self.booking = run, memory, booking
         self._log, self._run_so_far = log, run_so_far
@@ -231,7 +271,7 @@ class RunSnapshot:
 
     def book(self, outcome: Mapping[str, Any]) -> None:
         """Note the ledger and, for the next start if this one is killed now, the outcome, together."""
-        self.memory.note(PersistedKey.LEDGER, {**self.booking.ledger.state(), OUTCOME: outcome})
+        self.memory.note(ledger={**self.booking.ledger.state(), OUTCOME: outcome})
 
     def log_recoveries(self) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
@@ -250,10 +290,10 @@ class RunSnapshot:
             return
         self._written = time.monotonic()
         own = {"evaluated": self._evaluated, "dealt_again": self._again, "logged": self._logged}
-        self.memory.note(PersistedKey.RUN_SO_FAR, {**self._run_so_far(), **own})
+        self.memory.note(run_so_far={**self._run_so_far(), **own})
 
 
 def noted_ledger(memory: RankMemory | None) -> tuple[Ledger | None, dict[str, Any]]:
     """The ledger that the first trainer has noted in its memory, if any, and the outcome that was noted with it."""
-    found = memory.noted(PersistedKey.LEDGER) if memory else None
+    found = memory.noted.get("ledger") if memory else None
     return (Ledger.of_state(found), found.get(OUTCOME) or {}) if found else (None, {})

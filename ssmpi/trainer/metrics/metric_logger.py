@@ -10,7 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -27,27 +28,21 @@ PLAIN_LINE_SECONDS = 60.0
 POINTS = 20  # windows that a run has at least, however short it is
 COUNTS = ("iterations", "rounds", "round_seconds", "staleness")
 
+NOTHING: Mapping[str, float] = MappingProxyType({})
 State = tuple[dict[str, float], dict[str, np.ndarray]]
-
-
-class EarlierLog(NamedTuple):
-    """What the job that this one continues had logged: numbers, and the quality that each trainer had scored."""
-
-    numbers: dict[str, float]
-    scored: Sequence[Quality]
 
 
 class MetricLogger:
     """Gathers every trainer's reports into windows. ``rows`` is how many examples the whole run has.
 
-    ``earlier`` is from the metric logger of the job that this one continues.
+    The job that this one continues had logged the ``numbers``, and each of its trainers had ``scored`` rows.
     """
 
     def __init__(
-        self, folder: Path, topology: Topology, rows: int, every_seconds: float, earlier: EarlierLog | None = None
-    ) -> None:
+        self, folder: Path, topology: Topology, rows: int, every_seconds: float,
+        numbers: Mapping[str, float] = NOTHING, scored: Sequence[Quality] = (),
+    ) -> None:  # fmt: skip
         self._topology, self._rows, self._every = topology, rows, every_seconds
-        numbers, scored = earlier or EarlierLog({}, ())
         known = int(numbers.get("bytes", 0))
         self._lines = JsonlFile(folder / METRICS, known)  # lines after the checkpoint will be repeated
         self.writer: EventWriter | None = None

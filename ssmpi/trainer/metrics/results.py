@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ssmpi.embedding.table import KEYS
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.files.log import log
@@ -23,13 +24,14 @@ from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.recovery import run_record
 from ssmpi.state.recovery.ledger import Booking
 from ssmpi.trainer.metrics.log_files import CLOSING_SECONDS, event_writer
-from ssmpi.trainer.metrics.metric_logger import EarlierLog, MetricLogger
+from ssmpi.trainer.metrics.metric_logger import MetricLogger
 from ssmpi.trainer.metrics.trainer_report import nested
 
 if TYPE_CHECKING:
     from ssmpi.config import Run
     from ssmpi.embedding.keyed_table import KeyCounts
     from ssmpi.runtime.topology import Topology
+    from ssmpi.state.recovery.warm_state import Saved
 
 PROGRESSIVE = "progressive"  # in place of a split's name
 GAUC = "gauc"
@@ -45,30 +47,23 @@ class Scored(NamedTuple):
     seconds: float
 
 
-class EarlierResults(NamedTuple):
-    """What the job that this one continues had logged and evaluated, and what the dynamic table of each feature held at
-    its last pause.
-    """
-
-    logbook: EarlierLog
-    evaluations: dict[str, dict[str, Any]]
-    keys: dict[str, dict[str, int]]
-
-
 class RunResults:
     """Used by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before.
-    ``expected`` is the number of examples of the whole run, ``booking`` what it has lost.
+    ``expected`` is the number of examples of the whole run, ``booking`` what it has lost; it continues what was
+    ``saved`` of earlier jobs.
     """
 
     def __init__(
-        self, folder: Path, options: Run, topology: Topology, expected: int, earlier: EarlierResults | None = None,
+        self, folder: Path, options: Run, topology: Topology, expected: int, saved: Saved | None = None,
         booking: Booking | None = None,
     ) -> None:  # fmt: skip
         self.folder, self._expected = folder, expected
         self.booking = booking or Booking()
         self._behind = WriteBehind(RECOVERIES)
-        logbook, self.evaluations, self.keys = earlier or (None, {}, {})
-        self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
+        state, scored = (saved.state, saved.scored()) if saved else ({}, ())
+        self.evaluations: dict[str, dict[str, Any]] = state.get("evaluations", {})
+        self.keys: dict[str, dict[str, int]] = state.get(KEYS, {})  # what each dynamic table held at the last pause
+        self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, state.get("logbook", {}), scored)
         if options.tensorboard:
             self.logbook.writer = event_writer(folder, int(self.logbook.totals()["examples"]))
 

@@ -350,7 +350,8 @@ def test_jobs_that_do_not_begin_are_requeued_once(stand_in, capfd, monkeypatch, 
     assert f"'export {START_LIMIT}=1200'" in said
     assert (tools / "told").read_text().split() == ["requeued"]
     if made:  # one that begins is counted by its ranks
-        stand_in("echo '[0]' > 'a run/attempts.json'; exit 86")
+        record = '{"launch": "", "recoveries": [], "attempts": [0]}'
+        stand_in(f"echo '{record}' > 'a run/recoveries.json'; exit 86")
         for requeues in (2, 3):
             launch.launch(RunRequest(None, ["recovery.mode=off"], run=Path("a run")), Path("site.toml"), False)
             assert (tools / "told").read_text().split() == ["requeued"] * requeues

@@ -23,11 +23,12 @@ class KeptMemory(ProcessMemory):
     def array(self, name, shape, dtype):
         return self.arrays.setdefault(name, np.zeros(shape, dtype))
 
-    def note(self, name, value):
-        self.notes[name] = value
+    @property
+    def noted(self):
+        return self.notes
 
-    def noted(self, name):
-        return self.notes.get(name)
+    def note(self, **changes):
+        self.notes |= changes
 
     def next(self):
         return KeptMemory(self.arrays, self.notes)

@@ -26,9 +26,8 @@ from ssmpi.embedding.key_layout import KeyLayout
 from ssmpi.embedding.keyed_table import KeyedTable
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
-from ssmpi.runtime.mpi import memory_file
-from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
-from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.mpi import rank_memory
+from ssmpi.runtime.mpi.rank_memory import MemoryFile, Origin, ProcessMemory
 
 ROWS = 34
 POISON = 0xA5  # what lies where no memory was asked for: reading it shows, and writing it too
@@ -262,7 +261,7 @@ def test_a_kill_while_a_table_grows_leaves_whole_rows(kills, tmp_path, monkeypat
     and grows on.
     """
     monkeypatch.setattr(key_layout, "FIRST_ROWS", 16)
-    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)  # this process maps it too
+    monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)  # this process maps it too
     generator, done, inside = np.random.default_rng(5), np.frombuffer(mmap.mmap(-1, 16), np.int64), 0
     for number in range(kills):
         path = tmp_path / "run" / f"ps-{number}"

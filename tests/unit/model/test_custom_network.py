@@ -34,7 +34,7 @@ from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files import run_files
 from ssmpi.state import continued, resume, run_folder
 from ssmpi.state.checkpoint.store import Store
-from ssmpi.state.recovery import checkpoints, run_record
+from ssmpi.state.recovery import restart, run_record
 from ssmpi.state.recovery.start import Supervised
 from ssmpi.state.request import RunRequest
 from ssmpi.tools import plan, score
@@ -328,7 +328,7 @@ def test_another_file_of_the_same_network_may_take_over(few, tmp_path):
     text = (run.folder / "run.toml").read_text().replace("network/net.py", "net.py")
     (moved / "run.toml").write_text(text)
     found = prepare(run, file=moved / "run.toml")
-    checkpoints.take_over(found, found.checkpoints[0])
+    restart.take_over(found, found.checkpoints[0])
     assert (run.folder / "network/net.py").read_text().startswith("# mended")
 
 

@@ -17,13 +17,13 @@ from faults import broken_disk, io_error
 from ssmpi.runtime import settings
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files.run_files import LOCK_NAME, OWN_CODE, RUN_FILE, VERSIONS
-from ssmpi.state import lockfile, run_folder, run_lock
+from ssmpi.state import run_folder, run_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ssmpi.state import lockfile
-held = lockfile.acquire(Path(sys.argv[1]), lambda holder: 0)
+from ssmpi.state import run_lock
+held = run_lock.acquire(Path(sys.argv[1]), lambda holder: 0)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -32,7 +32,7 @@ time.sleep(60)
 @pytest.fixture(autouse=True)
 def in_no_job(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(lockfile, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(run_lock, "ENDING_SECONDS", 0.05)
 
 
@@ -64,13 +64,13 @@ def test_who_holds_a_run_is_named_and_when_it_is_killed_the_lock_is_free(tmp_pat
 
 
 def test_a_lock_outlives_its_holder_in_a_child_that_inherited_it(tmp_path):
-    with lockfile.acquire(tmp_path / "lock", lambda _: 0) as lock:
+    with run_lock.acquire(tmp_path / "lock", lambda _: 0) as lock:
         child = subprocess.Popen(["sleep", "60"], pass_fds=(lock.fileno(),))
-    with pytest.raises(lockfile.LockHeldError):
-        lockfile.acquire(tmp_path / "lock", lambda _: 0)
+    with pytest.raises(run_lock.LockHeldError):
+        run_lock.acquire(tmp_path / "lock", lambda _: 0)
     child.kill()
     child.wait()
-    lockfile.acquire(tmp_path / "lock", lambda _: 0).close()
+    run_lock.acquire(tmp_path / "lock", lambda _: 0).close()
 
 
 def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, holder, monkeypatch, caplog):

@@ -30,7 +30,7 @@ from ssmpi.state import resume, run_folder
 from ssmpi.state.checkpoint import dense_vectors, disk, files
 from ssmpi.state.checkpoint.store import Store, commit, read_manifest
 from ssmpi.state.checkpoint.trainer_state import Checkpoint
-from ssmpi.state.recovery import checkpoints
+from ssmpi.state.recovery import restart, run_record
 from ssmpi.state.recovery.start import ResumePlan
 from ssmpi.state.request import RunRequest
 from ssmpi.tools import inspect
@@ -281,7 +281,7 @@ def test_a_rejected_request_changes_nothing_of_the_run(two_checkpoints):
         with ExitStack() as held:
             request = RunRequest(None, ("dense.rate=0.5",), run=two_checkpoints, checkpoint=checkpoint)
             plan = resume.prepare(request, load(two_checkpoints / "run.toml").topology.size, held)
-            return checkpoints.choose_checkpoint(Alone(), plan)
+            return restart.choose_checkpoint(Alone(), plan)
 
     with pytest.raises(DataError, match=r"dense\.h5: damaged"):
         start()
@@ -302,7 +302,7 @@ def test_an_only_checkpoint_that_is_damaged_comes_with_all_ways_on(two_checkpoin
     damage(older / "dense.h5")
     plan = ResumePlan(load(run / "run.toml"), (older,))
     with pytest.raises(DataError, match=r"dense\.h5.*no older one, but newer ones: leave out --checkpoint to use .*02"):
-        checkpoints.choose_checkpoint(Alone(), plan)
+        restart.choose_checkpoint(Alone(), plan)
     assert "what to do" not in inspect.describe(run, checksums=True)[0]  # --resume does not use that one
     aside = newest.rename(newest.with_name(f"set-aside-{newest.name}"))
     (run / "best" / "after-1000").mkdir(parents=True)
@@ -313,7 +313,7 @@ def test_an_only_checkpoint_that_is_damaged_comes_with_all_ways_on(two_checkpoin
         " to score or export it"
     )
     with pytest.raises(DataError, match=re.escape(f"; {ways}")):
-        checkpoints.choose_checkpoint(Alone(), plan)
+        restart.choose_checkpoint(Alone(), plan)
     assert f"\nwhat to do about {older.name}: {ways}" in inspect.describe(run, checksums=True)[0]
 
 
@@ -397,7 +397,7 @@ def test_inspect_says_what_there_is(two_checkpoints):
         == f"checkpoint-000001: after 1,000 examples (8.3%, pass 1), 3 files, N MB, by {ranks}, seed 1, checksums ok"
     )
     assert "validation NE 0." in lines[2]
-    checkpoints.resume_from(two_checkpoints, Store(two_checkpoints).committed()[0])
+    restart.resume_from(two_checkpoints, Store(two_checkpoints).committed()[0])
     text, well = inspect.describe(two_checkpoints, checksums=False)
     assert well
     assert "checksums not read" in text
@@ -422,17 +422,17 @@ def test_inspect_says_what_there_is(two_checkpoints):
 def test_what_is_newer_than_what_was_gone_on_from_does_not_count_any_more(two_checkpoints):
     """Else the next job goes on from it, and what is kept is what nobody wants."""
     older, newest = Store(two_checkpoints).committed()
-    checkpoints.resume_from(two_checkpoints, older)
+    restart.resume_from(two_checkpoints, older)
     assert Store(two_checkpoints).committed() == [older]
     assert (newest.parent / "set-aside-checkpoint-000002" / "manifest.json").is_file()
-    assert json.loads((two_checkpoints / "attempts.json").read_text())[-1] == read_manifest(older).state["examples"]
+    assert run_record.Record.read(two_checkpoints).attempts[-1] == read_manifest(older).state["examples"]
     again = Store(
         two_checkpoints
     ).begin()  # under another number than what was set aside, which may be needed once more
     assert again.name == "checkpoint-000003"
     shutil.copytree(older, again, dirs_exist_ok=True)
-    (two_checkpoints / "attempts.json").unlink()
-    checkpoints.resume_from(two_checkpoints, older)
+    (two_checkpoints / "recoveries.json").unlink()
+    restart.resume_from(two_checkpoints, older)
     assert len(Store(two_checkpoints).set_aside()) == 2
 
 

@@ -18,7 +18,7 @@ from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files import run_files
 from ssmpi.state import resume, run_folder, run_lock
 from ssmpi.state.checkpoint.store import Store
-from ssmpi.state.recovery import checkpoints
+from ssmpi.state.recovery import restart
 from ssmpi.state.recovery.start import Supervised
 from ssmpi.state.request import RunRequest
 from ssmpi.tools import export
@@ -37,7 +37,7 @@ def finished(tmp_path_factory, small_data):
     """The folder of a run that is finished, with all that there can be in one."""
     run = train_over_threads(tmp_path_factory.mktemp("finished"), small_data, *WHOLE_RUN).folder
     first, *_ = Store(run).committed()
-    checkpoints.resume_from(run, first)
+    restart.resume_from(run, first)
     for kind in export.FORMATS:
         export.export(run, kind, None)
     (run / run_files.LOGS).mkdir()

@@ -12,14 +12,13 @@ import pytest
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.run_files import RUN_FILE, VERSIONS
 from ssmpi.runtime.host import memory_folder
-from ssmpi.runtime.mpi import memory_file
-from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
-from ssmpi.runtime.mpi.memory_use import runs_of
-from ssmpi.runtime.mpi.rank_memory import PersistedKey
+from ssmpi.runtime.host.memory_folder import runs_of
+from ssmpi.runtime.mpi import rank_memory
+from ssmpi.runtime.mpi.rank_memory import MemoryFile, Origin
 from ssmpi.state.run_lock import LaunchLock
 from ssmpi.tools.clean import clean
 
-LEFT = bytes(memory_file.KEY) + memory_file.MAGIC + b"and so on"
+LEFT = bytes(rank_memory.KEY) + rank_memory.MAGIC + b"and so on"
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_memory_stays_between_two_starts_that_are_minutes_apart(memory, capsys):
     for name in (RUN_FILE, VERSIONS):
         (run / name).touch()
     file = MemoryFile(memory_folder.of_launch(str(memory), "launch") / "trainer-0", Origin("launch", "trainer 0", 1))
-    file.note(PersistedKey.RUN, str(run))
+    file.note(run=str(run))
     folder = file.path.parent
     del file  # its process was killed
     gc.collect()
@@ -130,7 +129,8 @@ def test_a_launch_whose_folder_vanishes_while_all_are_listed_is_none(memory, mon
 def test_notes_of_earlier_versions_are_no_run_folders(memory):
     (memory / "trainer-0.run.json").write_text('{"evaluated": 0}')
     (memory / "trainer-1.run.json").write_text('"/runs/one"')
-    assert runs_of(memory) == {Path("/runs/one")}
+    (memory / "trainer-2.notes.json").write_text('{"run": "/runs/two", "begun": 1}')
+    assert runs_of(memory) == {Path("/runs/one"), Path("/runs/two")}
 
 
 def test_what_no_rank_has_made_stays(memory, tmp_path, capsys):

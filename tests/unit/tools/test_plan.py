@@ -16,7 +16,7 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.model.replica import Replica
 from ssmpi.runtime.errors import DataError
-from ssmpi.runtime.mpi.memory_file import HEADER, MemoryFile, Origin
+from ssmpi.runtime.mpi.rank_memory import HEADER, MemoryFile, Origin
 from ssmpi.runtime.topology import Role
 from ssmpi.runtime.traffic import Link
 from ssmpi.state.requirements import (

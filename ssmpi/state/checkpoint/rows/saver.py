@@ -18,7 +18,6 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host.clock import Clock
 from ssmpi.runtime.mpi.failure import cause
-from ssmpi.runtime.mpi.rank_memory import PersistedKey
 from ssmpi.runtime.settings import SECONDS
 from ssmpi.state.checkpoint.pending_save import NICENESS
 from ssmpi.state.checkpoint.rows.records import UNKNOWN
@@ -60,7 +59,7 @@ class RowSaver:
         self._store, self._tracker, self._server, self._memory = store, tracker, server, memory
         self._schedule, self._fraction = schedule, schedule.fraction
         begun = -SECONDS if tracker else time.monotonic()  # without one the initial rows are the base
-        note = memory.noted(PersistedKey.ROW_SAVES) or {"at": begun, "seconds": earlier, "whole": True}
+        note = memory.noted.get("row_saves") or {"at": begun, "seconds": earlier, "whole": True}
         self._at, self._seconds, self._whole = note["at"], note["seconds"], note["whole"]
         self._samples: int | None = note.get("samples")  # at ``_at``, if that is known
         self._remember()
@@ -194,7 +193,7 @@ class RowSaver:
 
     def _remember(self) -> None:
         note = {"at": self._at, "seconds": self._seconds, "whole": self._whole, "samples": self._samples}
-        self._memory.note(PersistedKey.ROW_SAVES, note)
+        self._memory.note(row_saves=note)
 
     def _go_on(self) -> None:
         if self._done.is_set():

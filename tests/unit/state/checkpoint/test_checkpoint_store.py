@@ -16,11 +16,9 @@ import pytest
 from faults import broken_disk, io_error, no_room
 
 from ssmpi.runtime.errors import DataError, UserError
-from ssmpi.runtime.files import attempts
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import checkpoint_number
-from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
-from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.mpi.rank_memory import MemoryFile, Origin, ProcessMemory
 from ssmpi.runtime.run_options import CheckpointOptions
 from ssmpi.state.checkpoint import disk, files, manager, pending_save, store
 from ssmpi.state.checkpoint.manager import CheckpointTimer
@@ -325,11 +323,23 @@ def test_the_checksum_is_that_of_sha256sum(tmp_path):
 def test_a_run_that_gets_nowhere_twice_is_given_up(tmp_path):
     for examples in (0, 0, 500, 500, 700, 500):
         run_record.count_start(tmp_path, examples)
-    attempts.add(tmp_path, attempts.NOT_BEGUN)  # which hides nothing
+    run_record.add_attempt(tmp_path, run_record.NOT_BEGUN)  # which hides nothing
     run_record.count_start(tmp_path, 500)
-    with pytest.raises(UserError, match=r"the last 2 jobs of this run began after 500 examples.*attempts\.json"):
+    with pytest.raises(UserError, match=r'jobs of this run began after 500 examples.*"attempts" in .*recoveries\.json'):
         run_record.count_start(tmp_path, 500)
     run_record.count_start(tmp_path, 501)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("[0, -1, 500]", [0, -1, 500]), ("[0, 5", []), ("7", [])], ids=["whole", "cut off", "other"]
+)
+def test_where_jobs_began_is_read_once_from_the_file_of_earlier_versions(tmp_path, written, read):
+    (tmp_path / "attempts.json").write_text(written)
+    assert run_record.Record.read(tmp_path).attempts == read
+    run_record.begin_start(tmp_path, "launch")
+    (tmp_path / "attempts.json").write_text("[9]")  # it is not looked at again
+    run_record.add_attempt(tmp_path, 700)
+    assert run_record.Record.read(tmp_path).attempts == [*read, 700]
 
 
 def test_due_by_examples_or_by_time():

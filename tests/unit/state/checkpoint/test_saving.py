@@ -21,7 +21,7 @@ from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.run_options import CheckpointOptions
 from ssmpi.state import resume
 from ssmpi.state.checkpoint import disk, model_saver, pending_save, store
-from ssmpi.state.checkpoint.manager import CheckpointManager
+from ssmpi.state.checkpoint.manager import CheckpointManager, CheckpointTimer
 from ssmpi.state.checkpoint.store import MANIFEST_NAME, Store
 from ssmpi.state.request import RunRequest
 from ssmpi.trainer import trainer
@@ -67,8 +67,9 @@ def by_trainers(path):
 
 def test_due_does_not_touch_a_checkpoint_being_written(tmp_path):
     options = CheckpointOptions(every_examples=10)
-    context = SimpleNamespace(options=options, world=None, tables=None, run=tmp_path, memory=ProcessMemory())
-    manager = CheckpointManager(context, SimpleNamespace(seconds=1.0), 0)
+    config = SimpleNamespace(checkpoint=options, waiting=None, run=SimpleNamespace(path=tmp_path))
+    timer = CheckpointTimer(options, 0, ProcessMemory())
+    manager = CheckpointManager(config, None, None, None, timer, SimpleNamespace(seconds=1.0))
     assert [manager.due(examples) for examples in (9, 10, 9, 10)] == [False, True, False, True]
     manager._writing = object()  # whatever is asked of it fails
     assert not manager.due(10)

@@ -9,14 +9,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ssmpi.runtime.errors import SettingsError
-from ssmpi.state.recovery.inputs import INPUTS, inputs_of
 from ssmpi.state.recovery.ledger import LossAccount, pls
 from ssmpi.state.recovery.policy import (
+    INPUTS,
     RecoveryInputs,
     between_checkpoints,
     compare,
     full,
     full_at,
+    inputs_of,
     partial,
     partial_at,
 )

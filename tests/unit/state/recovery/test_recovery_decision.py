@@ -15,8 +15,8 @@ from ssmpi.runtime.topology import Topology
 from ssmpi.state.checkpoint.rows.saver import SaveSchedule
 from ssmpi.state.recovery import inputs as recovery_inputs
 from ssmpi.state.recovery.decision import FULL, MEMORY, PARTIAL, Found, choose
-from ssmpi.state.recovery.inputs import inputs_of
 from ssmpi.state.recovery.ledger import Ledger, LossAccount
+from ssmpi.state.recovery.policy import inputs_of
 from ssmpi.state.recovery.row_saves import schedule_of
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4

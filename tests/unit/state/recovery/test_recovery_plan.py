@@ -8,8 +8,7 @@ from hypothesis import example, given
 from test_recovery import EXAMPLE, HOUR, JOBS, ONCE
 
 from ssmpi import cli
-from ssmpi.state.recovery.inputs import INPUTS
-from ssmpi.state.recovery.policy import compare, full
+from ssmpi.state.recovery.policy import INPUTS, compare, full
 from ssmpi.tools.recovery_plan import explain
 
 COSTS = ("--save-seconds", "324", "--load-seconds", "180")  # the example's

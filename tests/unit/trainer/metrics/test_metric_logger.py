@@ -30,7 +30,7 @@ from ssmpi.tools import report
 from ssmpi.trainer import control
 from ssmpi.trainer.metrics.fields import FIELDS, KEYS, KINDS, RECOVERY, markdown
 from ssmpi.trainer.metrics.log_files import JsonlFile
-from ssmpi.trainer.metrics.metric_logger import EarlierLog, MetricLogger
+from ssmpi.trainer.metrics.metric_logger import MetricLogger
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 
@@ -258,7 +258,7 @@ def test_the_bar_of_a_resumed_run_counts_only_its_own_examples_in_its_rate(tmp_p
     terminal(24, 80)
     scored = Quality()
     scored.add(np.zeros(600, np.float32), np.ones(600, np.float32))
-    MetricLogger(tmp_path, Topology(), 1_000, 5.0, EarlierLog({"examples": 600.0}, [scored])).close()
+    MetricLogger(tmp_path, Topology(), 1_000, 5.0, {"examples": 600.0}, [scored]).close()
     drawn = terminal()
     assert "600/1.00k" in drawn
     assert set(re.findall(r", +(\S+)ex/s", drawn)) <= {"?", "0.00"}

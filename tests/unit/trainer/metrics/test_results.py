@@ -15,8 +15,8 @@ from ssmpi.runtime.traffic import COUNTED, LINKS
 from ssmpi.state.checkpoint import store
 from ssmpi.tools import inspect
 from ssmpi.trainer.metrics import metric_logger
-from ssmpi.trainer.metrics.metric_logger import EarlierLog, MetricLogger
-from ssmpi.trainer.metrics.results import EarlierResults, RunResults, Scored, plain
+from ssmpi.trainer.metrics.metric_logger import MetricLogger
+from ssmpi.trainer.metrics.results import RunResults, Scored, plain
 from ssmpi.trainer.metrics.trainer_report import COUNTERS, TrainerReport
 
 
@@ -40,8 +40,8 @@ def test_a_run_whose_evaluations_have_no_ne_resumes_and_is_whole(results, tmp_pa
     results.evaluated("validation", Scored(np.zeros(1), unknown, 0.0))
     saved = json.loads(json.dumps(plain(results.evaluations)))
     assert saved["validation"]["best"]["ne"] is None
-    earlier = EarlierResults(EarlierLog({}, []), saved, {})
-    resumed = RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=10, earlier=earlier)
+    earlier = SimpleNamespace(state={"evaluations": saved}, scored=list)
+    resumed = RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=10, saved=earlier)
     resumed.evaluated("validation", Scored(np.zeros(1), unknown, 0.0))
     assert resumed.evaluations["validation"]["best"]["ne"] is None
     resumed.evaluated("validation", Scored(np.zeros(1), known, 0.0))
@@ -72,8 +72,8 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     first.logbook.gathered(0, report_of(2 * one))
     numbers, _ = first.logbook.state()
     assert numbers["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size  # not what has travelled
-    earlier = EarlierResults(EarlierLog(json.loads(json.dumps(numbers)), []), {}, {})
-    second = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1_000, earlier=earlier)
+    earlier = SimpleNamespace(state={"logbook": json.loads(json.dumps(numbers))}, scored=list)
+    second = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1_000, saved=earlier)
     second.logbook.gathered(1, report_of(one))
     second.finish(stopped=True)
     found = json.loads((tmp_path / "result.json").read_text())

@@ -20,22 +20,22 @@ from faults import no_room
 from ranks import PATIENCE
 
 from ssmpi.runtime.host import memory_folder
+from ssmpi.runtime.host.memory_folder import claim, in_use
 from ssmpi.runtime.host.mpi_environment import SEGMENTS, make_segments_folder
-from ssmpi.runtime.mpi import memory_file, shared_memory
-from ssmpi.runtime.mpi.memory_file import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, remove
-from ssmpi.runtime.mpi.memory_use import claim, in_use
+from ssmpi.runtime.mpi import rank_memory, shared_memory
+from ssmpi.runtime.mpi.rank_memory import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, remove
 from ssmpi.runtime.mpi.shared_memory import attach
 
 ORIGIN, PAGE = Origin("run", "trainer 0", 1), mmap.PAGESIZE
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from ssmpi.runtime.mpi.memory_file import MemoryFile, Origin
+from ssmpi.runtime.mpi.rank_memory import MemoryFile, Origin
 memory = MemoryFile(Path(sys.argv[1]), Origin("run", "trainer 0", 1))
 memory.array("rows", (3, 2), "f4")[:] = [[1, 2], [3, 4], [5, 6]]
-memory.note("position", [7])
+memory.note(deal=[7], begun=1)
 memory.ready()
-memory.note("position", [8])
+memory.note(deal=[8])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -80,8 +80,7 @@ def test_a_process_goes_on_with_what_a_killed_one_left(path):
     assert found.kept
     assert found.origin == ORIGIN
     np.testing.assert_array_equal(found.array("rows", (3, 2), np.float32), [[1, 2], [3, 4], [5, 6]])
-    assert found.noted("position") == [8]
-    assert found.noted("other") is None
+    assert found.noted == {"deal": [8], "begun": 1}
 
 
 def test_nobody_else_may_read_it(path):
@@ -92,7 +91,7 @@ def test_nobody_else_may_read_it(path):
 
 def test_it_is_removed_with_its_notes(path):
     memory = MemoryFile(path, ORIGIN)
-    memory.note("position", 1)
+    memory.note(begun=1)
     remove(path)
     assert list(path.parent.iterdir()) == []
 
@@ -100,7 +99,8 @@ def test_it_is_removed_with_its_notes(path):
 def test_the_folder_can_vanish_while_a_rank_looks_for_its_files(path, monkeypatch):
     """The memory of this rank found no room and is gone already; another one that ends removes the folder."""
     leave(path)
-    path.unlink()
+    for left in path.parent.iterdir():
+        left.unlink()
     listed = os.scandir
 
     def too_late(folder):
@@ -123,21 +123,19 @@ def test_what_was_removed_is_lost(path):
         find(path)
 
 
-def test_without_one_of_its_notes_it_is_lost(path):
+@pytest.mark.parametrize(
+    ("lose", "why"),
+    [(Path.unlink, "it was removed"), (lambda notes: notes.write_text('{"begun": '), "damaged")],
+    ids=["removed", "cut off"],
+)
+def test_without_its_notes_it_is_lost(path, lose, why):
     """Some sites remove files that are old and that nobody has open: notes are."""
-
-    def fill():
-        memory = MemoryFile(path, ORIGIN)
-        memory.note("old", 1)
-        memory.note("new", 2)
-        memory.ready()
-        memory.note("later", 3)
-
-    left_by(fill)
-    (path.parent / "trainer-0.later.json").unlink()
-    assert find(path).noted("new") == 2
-    (path.parent / "trainer-0.old.json").unlink()
-    with pytest.raises(LostMemoryError, match=r"trainer-0\.old\.json: it was removed"):
+    leave(path)
+    notes = path.parent / "trainer-0.notes.json"
+    assert find(path).noted == {}
+    gc.collect()
+    lose(notes)
+    with pytest.raises(LostMemoryError, match=rf"trainer-0\.notes\.json: {why}"):
         find(path)
 
 
@@ -168,7 +166,7 @@ def test_ranks_of_a_host_do_not_count_on_the_same_room(path, monkeypatch):
     ("place", "values", "why"),
     [
         (FIXED.size + 2, b"!", "its header is damaged"),
-        (memory_file.KEY, b"other", "no memory of ssmpi"),
+        (rank_memory.KEY, b"other", "no memory of ssmpi"),
     ],
 )
 def test_a_torn_header_is_lost(path, place, values, why):
@@ -190,7 +188,7 @@ def test_a_file_that_was_cut_is_lost(path, size, why):
 
 def test_another_version_of_the_layout_is_lost(path, monkeypatch):
     leave(path)
-    monkeypatch.setattr(memory_file, "LAYOUT", memory_file.LAYOUT + 1)
+    monkeypatch.setattr(rank_memory, "LAYOUT", rank_memory.LAYOUT + 1)
     with pytest.raises(LostMemoryError, match="another version"):
         find(path)
 
@@ -209,7 +207,7 @@ def test_an_array_of_another_size_is_lost(path):
 
 def test_who_still_maps_it_keeps_others_out(path, monkeypatch):
     """Another rank of the last start, which was not the owner, and does not end."""
-    monkeypatch.setattr(memory_file, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(rank_memory, "LOCK_SECONDS", 0.05)
     memory = MemoryFile(path, ORIGIN)
     part = memory.part("rows", shared=True)
     part.allocate(100)[:] = 3
@@ -247,7 +245,7 @@ def test_without_room_training_goes_on_and_nothing_is_left(path, monkeypatch, ca
     assert memory.array("later", (3,), np.int64).tolist() == [0, 0, 0]
     attach(part.address, 40_000)[7] = 5  # others of the host reach it as ever
     assert big[7] == 5
-    memory.note("position", 1)
+    memory.note(begun=1)
     memory.ready()
     assert list(path.parent.iterdir()) == []
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -410,10 +408,10 @@ def test_links_in_a_folder_are_not_followed(path, tmp_path):
     """However they came there: what they lead to is another file of this user."""
     leave(path)
     mine = tmp_path / "mine"
-    for planted in (path.with_name(".trainer-0.position.json"), path.with_name("launcher")):
+    for planted in (path.with_name(".trainer-0.notes.json"), path.with_name("launcher")):
         mine.write_text("precious")
         planted.symlink_to(mine)
-    find(path).note("position", 1)
+    find(path).note(begun=1)
     with pytest.raises(OSError, match="symbolic links"):
         claim(path.parent)
     assert mine.read_text() == "precious"
@@ -446,10 +444,10 @@ class Blocked:
     """No note can be written: folders lie where they would be."""
 
     def __init__(self, path, monkeypatch):
-        self._places = [path.with_name(f".{path.name}.{name}.json") for name in ("position", "other")]
+        self._places = [path.with_name(f".{path.name}.notes.json")]
         for place in self._places:
             place.mkdir()
-        monkeypatch.setattr(memory_file, "RETRY_SECONDS", 0.01)
+        monkeypatch.setattr(rank_memory, "RETRY_SECONDS", 0.01)
 
     def end(self):
         for place in self._places:
@@ -478,43 +476,43 @@ def test_a_note_without_room_ends_protection_only_until_there_is_room(path, monk
     else:
         memory = MemoryFile(path, ORIGIN)
         memory.array("rows", (4,), np.float32)[:] = 1
-        memory.note("position", 1)
+        memory.note(begun=1)
         memory.ready()
     blocked, left = Blocked(path, monkeypatch), path.parent.parent / "ssmpi-0-copy"
-    memory.note("position", 2)
-    memory.note("other", 3)
-    assert (memory.noted("position"), memory.noted("other")) == (2, 3)
+    memory.note(begun=2)
+    memory.note(pieces=3)
+    assert memory.noted == {"begun": 2, "pieces": 3}
     with pytest.raises(LostMemoryError, match="no room for its notes"):
         find(copied(path, left))
     blocked.end()
     wait_for(lambda: "outlives a kill again" in caplog.text)
     found = find(copied(path, left))
-    assert (found.noted("position"), found.noted("other")) == (2, 3)
+    assert found.noted == {"begun": 2, "pieces": 3}
     assert found.array("rows", (4,), np.float32).tolist() == [1] * 4
-    assert caplog.text.count("a note cannot be written") == 1
-    memory.note("position", 4)
-    assert find(copied(path, left)).noted("position") == 4
+    assert caplog.text.count("notes cannot be written") == 1
+    memory.note(begun=4)
+    assert find(copied(path, left)).noted["begun"] == 4
 
 
 def test_memory_that_is_filled_while_a_note_waits_is_incomplete(path, monkeypatch, caplog):
     memory, left = MemoryFile(path, ORIGIN), path.parent.parent / "ssmpi-0-copy"
     blocked = Blocked(path, monkeypatch)
-    memory.note("position", 1)
+    memory.note(begun=1)
     memory.ready()
     with pytest.raises(LostMemoryError, match="no room for its notes"):
         find(copied(path, left))
     blocked.end()
     wait_for(lambda: "outlives a kill again" in caplog.text)
-    assert find(copied(path, left)).noted("position") == 1
+    assert find(copied(path, left)).noted["begun"] == 1
 
 
 def test_a_run_that_ends_without_room_for_a_note_leaves_nothing(path, monkeypatch):
     memory = MemoryFile(path, ORIGIN)
     written = Path.replace
-    memory.note("position", 1)
-    monkeypatch.setattr(memory_file, "RETRY_SECONDS", 0.01)
+    memory.note(begun=1)
+    monkeypatch.setattr(rank_memory, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(Path, "replace", lambda *_: os.open(path / "nowhere", os.O_RDONLY))
-    memory.note("position", 2)
+    memory.note(begun=2)
     memory.remove()
     monkeypatch.setattr(Path, "replace", written)
     wait_for(lambda: not memory._retrying)
