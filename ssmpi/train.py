@@ -16,7 +16,7 @@ from ssmpi.trainer.embedding_ps import serve_embeddings
 from ssmpi.trainer.sync_ps import serve_center
 
 if TYPE_CHECKING:
-    from ssmpi.trainer.worker import HelpingTrainer, WorkerTrainer
+    from ssmpi.trainer.trainer import Trainer
 
 
 def run(job: Job, config: Config, start: Start = BEGINNING) -> bool:
@@ -44,7 +44,7 @@ def train(config: Config, world: World, start: Start = BEGINNING) -> bool:
     return not trainer.stopped
 
 
-def hogwild(thread: int, trainer: WorkerTrainer) -> None:
+def hogwild(thread: int, trainer: Trainer) -> None:
     """One worker thread. No locks, on purpose."""
     model = trainer.model_of(thread)  # same weights, gradients of its own
     lookups, optimizer = trainer.lookups(thread), trainer.optimizer_of(thread)
@@ -58,7 +58,7 @@ def hogwild(thread: int, trainer: WorkerTrainer) -> None:
     trainer.pace.thread_done(thread)
 
 
-def help_lane(thread: int, trainer: HelpingTrainer) -> None:
+def help_lane(thread: int, trainer: Trainer) -> None:
     """One helper thread: what this member of a group computes of another member's steps."""
     model, optimizer = trainer.helper_of(thread), trainer.optimizer_of(thread)
     for rate_factor in model.steps():  # of its home, with gradients of all that this member owns

@@ -24,18 +24,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.bench import rank
-from ssmpi.bench.loop import AnyTrainer, TrainerView
+from ssmpi.bench.loop import TrainerView
 from ssmpi.bench.stages import ServedThrough, ServerEnd
 from ssmpi.bench.windows import clock
 from ssmpi.runtime.mpi.messages import Conversation
 from ssmpi.runtime.protocols import MPIRequest
 from ssmpi.runtime.topology import Role
-from ssmpi.trainer.worker import WorkerModel, WorkerPace
 
 if TYPE_CHECKING:
     from ssmpi.bench.jobs import Task
+    from ssmpi.model.replica import ThreadModel
     from ssmpi.runtime.mpi.inbox import Inbox
     from ssmpi.runtime.mpi.world import MakeConversation
+    from ssmpi.sync import Pace
     from ssmpi.trainer.trainer import Trainer
 
 CHECKOUT = Path(__file__).parents[2]
@@ -79,14 +80,14 @@ class EmulatedTrainer(TrainerView):
     runs it.
     """
 
-    def __init__(self, trainer: AnyTrainer, seconds: float, index: int) -> None:
+    def __init__(self, trainer: Trainer, seconds: float, index: int) -> None:
         super().__init__(trainer)
         self._seconds, self._index = seconds, index
         self._computing = dict[int, Computing]()
         self.pace = ProlongingPace(trainer.pace, self._computing)
 
-    def model_of(self, thread: int) -> WorkerModel:
-        """As ``WorkerTrainer``."""
+    def model_of(self, thread: int) -> WaitingModel:
+        """As ``Trainer``."""
         computing = self._computing[thread] = Computing(self._seconds)
         return WaitingModel(self._trainer.model_of(thread), computing, self._index)
 
@@ -94,7 +95,7 @@ class EmulatedTrainer(TrainerView):
 class ProlongingPace:
     """A pace whose rounds in the foreground prolong the step of their thread."""
 
-    def __init__(self, pace: WorkerPace, computing: Mapping[int, Computing]) -> None:
+    def __init__(self, pace: Pace, computing: Mapping[int, Computing]) -> None:
         self._inner, self._computing, self.thread_done = pace, computing, pace.thread_done
 
     def after_step(self, thread: int) -> None:
@@ -131,7 +132,7 @@ class Computing:
 class WaitingModel:
     """A model that waits instead of computing. Its gradients are pseudo-gradients."""
 
-    def __init__(self, inner: WorkerModel, computing: Computing, trainer: int) -> None:
+    def __init__(self, inner: ThreadModel, computing: Computing, trainer: int) -> None:
         self.arrays, self._computing = inner.arrays, computing
         self._dense = PseudoGradients(self.arrays[1].size, trainer)
         self._rows = np.empty((0, 0, 0), np.float32)

@@ -4,18 +4,14 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ssmpi.bench.windows import Ticks, clock
-from ssmpi.data.batch import Batch
-from ssmpi.embedding.client import Lookups
-from ssmpi.runtime.protocols import DenseStep
-from ssmpi.trainer.worker import HelpingTrainer, WorkerModel, WorkerPace, WorkerProgress, WorkerTrainer
 
-
-class AnyTrainer(WorkerTrainer, HelpingTrainer, Protocol):
-    """A trainer as all its threads see it."""
+if TYPE_CHECKING:
+    from ssmpi.sync import Pace
+    from ssmpi.trainer.trainer import Trainer
 
 
 class TrainerView:
@@ -23,31 +19,13 @@ class TrainerView:
     trains.
     """
 
-    def __init__(self, trainer: AnyTrainer) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.progress: WorkerProgress = trainer.progress
-        self.pace: WorkerPace = trainer.pace
+        self.progress: Any = trainer.progress
+        self.pace: Any = trainer.pace
 
-    def model_of(self, thread: int) -> WorkerModel:
-        """As ``WorkerTrainer``."""
-        return self._trainer.model_of(thread)
-
-    def lookups(self, thread: int) -> Lookups:
-        """As ``WorkerTrainer``."""
-        return self._trainer.lookups(thread)
-
-    def optimizer_of(self, thread: int) -> DenseStep:
-        """As ``WorkerTrainer``."""
-        return self._trainer.optimizer_of(thread)
-
-    def stream(self, thread: int) -> Iterator[Batch]:
-        """As ``WorkerTrainer``."""
-        return self._trainer.stream(thread)
-
-    @property
-    def helping(self) -> HelpingTrainer:
-        """The trainer as its helper threads see it, whose steps are not counted."""
-        return self._trainer
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
 
 
 class TickingPace:
@@ -55,7 +33,7 @@ class TickingPace:
     step. After each step of a thread it calls ``gate``, which may keep the thread.
     """
 
-    def __init__(self, pace: WorkerPace, ticks: Ticks) -> None:
+    def __init__(self, pace: Pace, ticks: Ticks) -> None:
         self._inner, self._ticks = pace, ticks
         self.gate: Callable[[int], None] = lambda thread: None
         self.ending = False  # some thread has no more data in this pass and waits for the others

@@ -12,7 +12,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssmpi.bench import process_usage
 from ssmpi.bench.jobs import ServerResult, Task, TrainerResult, of_trainer
@@ -96,7 +96,8 @@ def train_in_windows(measured: Measured, config: Config, world: World, servers: 
     from ssmpi.trainer.trainer import Trainer
 
     task, trainer = measured.task, Trainer(config, world, BEGINNING)
-    view, ticks = measured.view(trainer), Ticks(config.topology.threads)
+    view: Any = measured.view(trainer)
+    ticks = Ticks(config.topology.threads)
     pace = view.pace = TickingPace(view.pace, ticks)
     probe = PROBES[task.probe](Probed(trainer, view, pace))
     world.trainers.gather(0)  # all are ready: the clock may start
@@ -120,7 +121,7 @@ def train_in_windows(measured: Measured, config: Config, world: World, servers: 
     meter = trainer.start("meter", measure)
     for _ in trainer.parts():
         pace.begin()
-        trainer.train_part(lambda thread, _: hogwild(thread, view), lambda thread, _: help_lane(thread, view.helping))
+        trainer.train_part(lambda thread, _: hogwild(thread, view), help_lane)
     meter.join(
         config.waiting.time_limit_seconds
     )  # another trainer may have stopped the job a moment before this one is done

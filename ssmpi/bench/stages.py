@@ -26,9 +26,10 @@ from ssmpi.runtime.mpi.service import THREADS
 from ssmpi.runtime.protocols import DenseModel, DenseStep, MPIRequest
 from ssmpi.runtime.topology import Role
 from ssmpi.runtime.traffic import Link
-from ssmpi.trainer.worker import WorkerModel, WorkerProgress
 
 if TYPE_CHECKING:
+    from ssmpi.model.replica import ThreadModel
+    from ssmpi.trainer.progress import Progress
     from ssmpi.trainer.trainer import Trainer
 
 T = TypeVar("T")
@@ -85,47 +86,47 @@ class StagedTrainer(TrainerView):
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
-        self._own, self.stages = trainer, Stages()
+        self.stages = Stages()
         self.progress = StagedProgress(trainer.progress, self.stages)
 
-    def model_of(self, thread: int) -> WorkerModel:
-        """As ``WorkerTrainer``."""
-        return StagedModel(super().model_of(thread), self.stages)
+    def model_of(self, thread: int) -> StagedModel:
+        """As ``Trainer``."""
+        return StagedModel(self._trainer.model_of(thread), self.stages)
 
     def lookups(self, thread: int) -> Lookups:
-        """As ``WorkerTrainer``."""
-        return self._own.lookups(thread, partial(StagedLookups, self.stages))
+        """As ``Trainer``."""
+        return self._trainer.lookups(thread, partial(StagedLookups, self.stages))
 
     def optimizer_of(self, thread: int) -> DenseStep:
-        """As ``WorkerTrainer``."""
-        return StagedStep(super().optimizer_of(thread), self.stages)
+        """As ``Trainer``."""
+        return StagedStep(self._trainer.optimizer_of(thread), self.stages)
 
     def stream(self, thread: int) -> Iterator[Batch]:
-        """As ``WorkerTrainer``."""
-        return self.stages.each(super().stream(thread), "read")
+        """As ``Trainer``."""
+        return self.stages.each(self._trainer.stream(thread), "read")
 
 
 class StagedProgress:
     """Charges what is recorded."""
 
-    def __init__(self, progress: WorkerProgress, stages: Stages) -> None:
+    def __init__(self, progress: Progress, stages: Stages) -> None:
         self._inner, self._stages, self.rate_factor = progress, stages, progress.rate_factor
 
     def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> None:
-        """As ``WorkerProgress``."""
+        """As ``Progress``."""
         self._stages.call("record", self._inner.record, thread, logits, labels)
 
 
 class StagedModel:
     """Charges the network."""
 
-    def __init__(self, model: WorkerModel, stages: Stages) -> None:
+    def __init__(self, model: ThreadModel, stages: Stages) -> None:
         self._inner, self._stages, self.arrays = model, stages, model.arrays
 
     def forward_backward(
         self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As ``WorkerModel``."""
+        """As ``ThreadModel``."""
         return self._stages.call("forward/backward", self._inner.forward_backward, dense, rows, labels)
 
 

@@ -89,9 +89,9 @@ class TrainedRows:
         self._rows[thread] += stop - start
         self._batches[thread] += 1
 
-    def under_way(self, scored: np.ndarray) -> BatchesUnderWay:
+    def in_flight(self, scored: np.ndarray) -> InFlightBatches:
         """Batches in flight, given the rows that each thread has ``scored``, int64 (threads,)."""
-        return BatchesUnderWay(self.rows, scored)
+        return InFlightBatches(self.rows, scored)
 
     def kept(self) -> tuple[Deal, np.ndarray] | None:
         """The last deal of an earlier process, and how many rows of each of its pieces this trainer has trained on."""
@@ -102,7 +102,7 @@ class TrainedRows:
         return deal, self._banks[deal.number % 2][: len(deal.pieces)].copy()
 
 
-class BatchesUnderWay:
+class InFlightBatches:
     """Batches scored but not trained on when a process was killed, at most one per thread; both arrays int64 (threads,)
     in its memory.
     """
@@ -183,7 +183,7 @@ def done_by(trainer: int, deal: Deal, handed: np.ndarray) -> np.ndarray:
     return np.where(handed == -trainer - 1, [piece.rows for piece in deal.pieces], 0).astype(np.int64)
 
 
-def rows_in_hand(trainer: int, deal: Deal, handed: np.ndarray) -> int:
+def rows_in_flight(trainer: int, deal: Deal, handed: np.ndarray) -> int:
     """How many more rows a trainer may have trained on."""
     return sum(piece.rows for piece, whose in zip(deal.pieces, handed.tolist(), strict=True) if whose == trainer + 1)
 

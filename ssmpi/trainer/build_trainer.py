@@ -6,10 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ssmpi import sync
-from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
+from ssmpi.data.feed import Feed, FeedOptions
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
-from ssmpi.data.trained_rows import Deal, TrainedRows
+from ssmpi.data.trained_rows import Deal
 from ssmpi.model import custom_network, processor
 from ssmpi.model.optimizers import optimizer_of
 from ssmpi.model.replica import Replica, dense_optimizer
@@ -126,42 +126,23 @@ def synchronization(
     return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)
 
 
-def cursor_options(config: Config) -> CursorOptions:
-    """How this run iterates over its data."""
-    return CursorOptions(
+def feed(
+    config: Config, trainer: int, reader: SplitReader, saved: Saved | None, progress: Progress, memory: RankMemory
+) -> Feed:
+    """What a trainer trains on, from the start or its saved position. Shards that an earlier job has checked count as
+    checked; the first trainer counts the rows of earlier jobs, too.
+    """
+    options = FeedOptions(
         config.data, config.topology, config.run.seed, config.evaluate.per_pass, config.embedding.prefetch,
         in_time=config.evaluate.progressive,
     )  # fmt: skip
-
-
-def cursor(
-    config: Config, world: World, reader: SplitReader, checked: set[int], saved: Saved | None, trained: TrainedRows
-) -> DataCursor:
-    """One trainer's data cursor, at the start or at its saved position. Shards that an earlier job has checked are
-    added to ``checked``.
-    """
-    deal = Deal(0, 0, Position(0))
-    if saved:
-        deal = saved.deal(config.topology, config.data.batch_size)
-        checked.update(saved.state.get("checked", ()))
-    made = DataCursor(cursor_options(config), world.index, reader, checked, deal, trained)
+    deal = saved.deal(config.topology, config.data.batch_size) if saved else Deal(0, 0, Position(0))
+    made = Feed(options, trainer, reader, set(saved.state.get("checked", ())) if saved else set(), deal, memory)
     made.advanced = isinstance(saved, WarmState)  # beyond every checkpoint
-    return made
-
-
-def trained_rows(
-    config: Config, trainer: int, reader: SplitReader, saved: Saved | None, progress: Progress, memory: RankMemory
-) -> TrainedRows:
-    """This trainer's count of trained rows, with room for all pieces of one deal. The first trainer also counts the
-    rows of earlier jobs.
-    """
-    position = saved.deal(config.topology, config.data.batch_size).position if saved else Position(0)
-    most = most_pieces(cursor_options(config), reader, position)
-    made = TrainedRows(memory, config.topology.threads, most, dealer=trainer == 0)
     if not memory.kept:
-        made.rows[:] = progress.scored
+        made.trained.rows[:] = progress.scored
         if saved and trainer == 0:
-            made.batches[0] = saved.state["logbook"]["iterations"]
+            made.trained.batches[0] = saved.state["logbook"]["iterations"]
     return made
 
 

@@ -41,10 +41,11 @@ class Control:
     """
 
     def __init__(
-        self, conversation: Conversation, threads: int, waiting: WaitOptions, progress: Progress, stop: Stop
-    ) -> None:
+        self, conversation: Conversation, threads: int, waiting: WaitOptions, progress: Progress, stop: Stop,
+        checked: set[int],
+    ) -> None:  # fmt: skip
         self._conversation, self._threads, self._waiting, self._stop = conversation, threads, waiting, stop
-        self._progress, self._tally = progress, ExampleTally(conversation.size)
+        self._checked, self._progress, self._tally = checked, progress, ExampleTally(conversation.size)
         self._service = Service(conversation) if conversation.rank == 0 else None
         self._answer = np.zeros(2, np.int64)
         self._pending: list[MPIRequest] = []
@@ -54,7 +55,6 @@ class Control:
         self.dispatcher: BlockDispatcher | None = None
         self.gathered: Callable[[int, TrainerReport], None] = lambda trainer, report: None
         self.due: Callable[[], bool] = lambda: False
-        self.checked: set[int] = set()
         self._checked_sends: list[tuple[MPIRequest, np.ndarray]] = []
         self._announced = False  # on the first trainer: whether the end of this part was announced
         self._pause = np.zeros(1, np.int64)  # the message of PART_ENDS
@@ -159,7 +159,7 @@ class Control:
         """On the first trainer: answer one message."""
         assert self._service
         if tag == CHECKED:
-            self.checked.add(int(payload.view(np.int64)[0]))
+            self._checked.add(int(payload.view(np.int64)[0]))
             return
         buffer = self._service.buffer(16)
         if tag == REPORT:

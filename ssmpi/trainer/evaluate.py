@@ -32,12 +32,12 @@ from ssmpi.trainer.tables import Tables
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
-    from ssmpi.data.cursor import DataCursor
+    from ssmpi.data.feed import Feed
     from ssmpi.data.schema import DatasetManifest
     from ssmpi.model.replica import ThreadModel
     from ssmpi.runtime.mpi.world import World
     from ssmpi.runtime.run_options import EvaluateOptions
-    from ssmpi.trainer.common_model import CommonModel
+    from ssmpi.trainer.snapshot import CommonModel
 
 EVALUATION_THREADS = 500  # message tags of evaluating threads start here, after the worker threads'
 
@@ -133,7 +133,7 @@ class Evaluator:
 class Evaluations:
     """A trainer's evaluations during a run: scored, and recorded if there are ``results``, on the first trainer. Every
     trainer makes the same calls, while training is paused. ``data`` knows the splits. The common ``model`` is scored
-    once ``rest`` has returned: then all pushes are applied.
+    once ``quiesce`` has returned: then all pushes are applied.
     """
 
     evaluator: Evaluator
@@ -161,10 +161,10 @@ class Evaluations:
         """Score the common model on a split, if the data set has it."""
         if not self.has(split):
             return None
-        self._pause()
+        self._quiesce()
         return self.score(split, self.model.weights())
 
-    def _pause(self) -> None:
+    def _quiesce(self) -> None:
         self.quiesce()
         if self.results:
             self.results.logbook.window()
@@ -178,17 +178,17 @@ class Evaluations:
             return None
         return Scored(vector, metrics, clock.wall)
 
-    def score_ahead(self, part: int, cursor: DataCursor) -> bool:
+    def score_ahead(self, part: int, feed: Feed) -> bool:
         """With ``evaluate.progressive``, score the common model on a part whose rows nobody has seen, and record that;
         False if it was done before. All trainers may have to stop after it. The rows are verified before they are
         dealt: damaged ones end the run there.
         """
-        blocks = cursor.unseen() if self.options.progressive else []
+        blocks = feed.unseen() if self.options.progressive else []
         if not blocks or self._is_scored_ahead(part):
             return False
-        self._pause()
+        self._quiesce()
         vector, clock = self.model.weights(), Clock()
-        found = self.evaluator.measure(cursor.reader, blocks, vector, self.waiting)
+        found = self.evaluator.measure(feed.reader, blocks, vector, self.waiting)
         if found is None:
             self.evaluator.stop.agree()
         elif self.results:

@@ -22,7 +22,7 @@ from ssmpi.runtime.host import cpu_usage
 from ssmpi.runtime.host.clock import Clock
 from ssmpi.runtime.mpi import failure
 from ssmpi.runtime.mpi.signals import stop_requested
-from ssmpi.runtime.mpi.waiting import wait
+from ssmpi.runtime.mpi.waiting import SUPERVISOR, Backoff, wait
 from ssmpi.runtime.mpi.world import World
 from ssmpi.runtime.protocols import DenseStep
 from ssmpi.runtime.stop import Stop
@@ -32,15 +32,13 @@ from ssmpi.state.recovery import restart
 from ssmpi.state.recovery.start import BEGINNING, Start
 from ssmpi.state.recovery.warm_state import RecoveryNotes
 from ssmpi.trainer import build_trainer
-from ssmpi.trainer.common_model import CommonModel
 from ssmpi.trainer.control import Control
 from ssmpi.trainer.evaluate import Evaluations, Evaluator
 from ssmpi.trainer.metrics.results import RunResults
 from ssmpi.trainer.metrics.trainer_report import TrainerReport
 from ssmpi.trainer.model_selection import ModelSelection
 from ssmpi.trainer.shard_check import check, share
-from ssmpi.trainer.snapshot import Snapshots
-from ssmpi.trainer.supervisor import Supervisor
+from ssmpi.trainer.snapshot import CommonModel, Snapshots
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -64,9 +62,12 @@ class Trainer:
         self.replica, self.optimizer, self._lanes = build_trainer.dense_model(config, world, self._reader, start)
         self.progress = build_trainer.progress(config, rows, saved, memory, world.index)
         self._stop = Stop(stop_requested)
-        self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)
-        trained = build_trainer.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
-        self._batches, self._batches_before = trained.batches, int(trained.batches.sum())
+        self._feed = build_trainer.feed(config, world.index, self._reader, saved, self.progress, memory)
+        self._control = Control(
+            world.control, config.topology.threads, config.waiting, self.progress, self._stop, self._feed.checked
+        )
+        trained = self._feed.trained
+        self._batches_before = int(trained.batches.sum())
         local = sync.LocalTrainer(
             trained.batches, self.progress.rate_factor, self.optimizer, self.replica.thread_model,
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
@@ -74,9 +75,8 @@ class Trainer:
             helped=np.zeros(config.topology.helpers(world.index), np.int64),
         )  # fmt: skip
         self.synchronizers, self.pace = build_trainer.synchronization(config, world, self.replica, local)
-        self._under_way = trained.under_way(self.progress.scored)
-        self._cursor = build_trainer.cursor(config, world, self._reader, self._control.checked, saved, trained)
-        self._prefetched = [PrefetchedRows(stream.was_cut) for stream in self._cursor.streams]
+        self._in_flight = trained.in_flight(self.progress.scored)
+        self._prefetched = [PrefetchedRows(partial(self._feed.interrupted, k)) for k in range(config.topology.threads)]
         state, losses = self.optimizer.state(), self.progress.losses
         live = LiveState(self.replica.owned, state, self.synchronizers[0], self._prefetched, losses)
         self._model = CommonModel(self.synchronizers[0], self.replica, world, config.waiting)
@@ -88,7 +88,7 @@ class Trainer:
             self._results = RunResults(folder, config.run, config.topology, expected, saved, booking)
         self._snapshots = Snapshots(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica,
-            model=self._model, live=live, progress=self.progress, checked=self._control.checked, results=self._results,
+            model=self._model, live=live, progress=self.progress, checked=self._feed.checked, results=self._results,
         )  # fmt: skip
         logbook = self._results.logbook if self._results else None
         timer = CheckpointTimer(config.checkpoint, self.progress.examples_of_all, memory)
@@ -101,7 +101,6 @@ class Trainer:
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
         self._notes = RecoveryNotes(folder, memory, booking, logbook, self._run_so_far, saved)
-        self._threads = Supervisor(self._control, self._checkpoints, self._lanes, self.start, self._report)
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
 
     @property
@@ -112,7 +111,7 @@ class Trainer:
     @property
     def batches(self) -> int:
         """Batches that this process has trained on."""
-        return int(self._batches.sum()) - self._batches_before
+        return int(self._feed.trained.batches.sum()) - self._batches_before
 
     def parts(self) -> Iterator[int]:
         """The parts of the run: each pass has ``evaluate.per_pass`` parts. A part is repeated until it is complete,
@@ -121,8 +120,8 @@ class Trainer:
         """
         if self._selection.ended_by:
             return
-        for part in self._cursor.parts():
-            if self._evaluations.score_ahead(part, self._cursor):
+        for part in self._feed.parts():
+            if self._evaluations.score_ahead(part, self._feed):
                 self._notes.write()
             if self.stopped:
                 return
@@ -132,8 +131,7 @@ class Trainer:
 
     def stream(self, thread: int) -> Iterator[Batch]:
         """The batches of the pieces assigned to one worker thread, until there are no more or training pauses."""
-        control = self._control
-        return self._cursor.batches(thread, lambda: control.next_block(thread), self._stop.must_pause)
+        return self._feed.batches(thread, self._control.next_block, self._stop.must_pause)
 
     def model_of(self, thread: int) -> ThreadModel:
         """The network of a worker thread: over the live weights, with gradients of its own."""
@@ -161,26 +159,26 @@ class Trainer:
         part is done or training pauses; returns once this holds for all trainers.
         """
         if not self._started:
-            unchecked = share(self._cursor.shards(), self._control.checked, self.world.index, self.world.trainers.size)
+            unchecked = share(self._feed.shards(), self._feed.checked, self.world.index, self.world.trainers.size)
             self.start("check", check, self._reader, unchecked, self._control.tell_checked)
             with during("waiting for the other ranks"):
                 self._quiesce()  # all begin together: otherwise the first one to be ready would take the others' blocks
             cpu_usage.set_up()
-            lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
+            lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._in_flight
             restart.resumed(self._notes, self.progress.examples_of_all, lost, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock(self.world.hosts)
             self._started = True
-        assert self._cursor.dispatcher
-        self._control.begin(self._cursor.dispatcher)
+        assert self._feed.dispatcher
+        self._control.begin(self._feed.dispatcher)
         self.world.traffic.on = True
         self.pace.begin()
         if self._results:
             self._results.logbook.part_begins()
-        self._threads.run(hogwild, help_lane, self)
-        self._cursor.close()
+        self._run_threads(hogwild, help_lane)
+        self._feed.close()
         clock, closing = Clock(), self.start("closing", self.pace.end)
-        self._threads.until(lambda: not closing.is_alive(), finished=True)
+        self._serve_until(lambda: not closing.is_alive(), finished=True)
         if self._results:
             self._results.logbook.part_ends()
         self.world.traffic.on = False
@@ -190,9 +188,35 @@ class Trainer:
         if wishes[0]:
             self._stop.agree()
         self._save_agreed = bool(wishes[1])
-        self._cursor.gather_remaining(self.world.trainers)
+        self._feed.gather_remaining(self.world.trainers)
         self._sweep()
         self._quiesce_seconds = clock.wall
+
+    def _run_threads(self, hogwild: Callable[[int, Trainer], None], help_lane: Callable[[int, Trainer], None]) -> None:
+        """Run the worker threads, and the helpers of other members' lanes, until all have ended."""
+
+        def work(thread: int) -> None:
+            hogwild(thread, self)
+            self._lanes.close(thread)  # when its batches end, its helpers end too
+
+        self._lanes.begin(self.start)
+        threads = [self.start(f"helper {k}", help_lane, k, self) for k in self._lanes.helpers]
+        threads += [self.start(f"worker {k}", work, k) for k in self._lanes.workers]
+        self._serve_until(lambda: not any(thread.is_alive() for thread in threads), finished=False)
+        self._lanes.end()
+
+    def _serve_until(self, done: Callable[[], bool], *, finished: bool) -> None:
+        """The main thread, while others work: serve the control conversation and look after checkpoints that are being
+        written, until ``done()`` and, at the end of a part, until no other trainer needs this one.
+        """
+        pause = Backoff(SUPERVISOR)
+        while True:
+            ended = done()
+            self._checkpoints.poll()
+            free = self._control.tick(self._report, finished=finished and ended)
+            if ended and (free or not finished):
+                return
+            pause.nap()
 
     def start(self, name: str, body: Callable[..., object], *arguments: object) -> Thread:
         """Start a guarded thread of this rank."""
@@ -202,12 +226,12 @@ class Trainer:
         """At the end of a part, score the common model on one split, if the data set has it, and apply the rules of
         ``[evaluate]`` to the result. Every trainer takes part.
         """
-        if self.stopped or self._cursor.position.left:
+        if self.stopped or self._feed.position.left:
             return
         if scored := self._evaluations.score_model(split):
             self._selection.consider(scored)
         if not self.stopped:
-            self._notes.evaluated(self._cursor.position.part)
+            self._notes.evaluated(self._feed.position.part)
 
     def evaluate_final(self, split: str) -> None:
         """Score the final model. If the run is asked to stop meanwhile, it also writes a checkpoint, so a resumed run
@@ -225,8 +249,8 @@ class Trainer:
         """Save a checkpoint, if one is due."""
         if self._save_agreed and not self.stopped:
             self._quiesce()
-            quiesce_seconds = 0.0 if self._cursor.position.done else self._quiesce_seconds
-            self._checkpoints.save(partial(self._state, self._cursor.coming), quiesce_seconds)
+            quiesce_seconds = 0.0 if self._feed.position.done else self._quiesce_seconds
+            self._checkpoints.save(partial(self._state, self._feed.coming), quiesce_seconds)
             self._save_agreed = False
 
     def save(self) -> None:
@@ -235,8 +259,8 @@ class Trainer:
         """
         self._quiesce()
         if self.stopped:
-            if self._cursor.advanced:
-                self._checkpoints.save_and_stop(partial(self._state, self._cursor.position))
+            if self._feed.advanced:
+                self._checkpoints.save_and_stop(partial(self._state, self._feed.position))
             return
         model = self._snapshots.of_model(self._model.weights())
         if self._results and not self._selection.put_in_place():
@@ -264,7 +288,7 @@ class Trainer:
             return
         self._quiesce()
         if self._results:
-            counts = self.tables.sweep(self._cursor.examples)
+            counts = self.tables.sweep(self._feed.examples)
             self._results.swept(dict(zip(self._reader.manifest.features.keyed, counts, strict=True)))
         wait(self.world.trainers.ibarrier(), self.config.waiting, "the first trainer (to free rows of dynamic tables)")
 
@@ -284,7 +308,7 @@ class Trainer:
             "evaluations": self._results.evaluations,
             KEYS: self._results.keys,
             SELECTION: asdict(self._selection.state),
-            "checked": sorted(self._control.checked),
+            "checked": sorted(self._feed.checked),
         }
 
     def _checkpoint_due(self) -> bool:

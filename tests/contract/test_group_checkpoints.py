@@ -16,7 +16,7 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.topology import Topology
 from ssmpi.state.checkpoint import dense_vectors, files
 from ssmpi.state.checkpoint.trainer_state import Checkpoint, LiveState, restore
-from ssmpi.trainer.common_model import CommonModel
+from ssmpi.trainer.snapshot import CommonModel
 
 ADAGRAD = DenseOptions(optimizer="adagrad", rate=0.1)
 DENSE = {"async_ps": ADAGRAD, "bmuf": DenseOptions(optimizer="adam", rate=0.1)}

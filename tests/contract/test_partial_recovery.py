@@ -23,7 +23,7 @@ from ranks import PATIENCE, PretendedStart, end_helpers, over_threads
 from runs import Run, batches, train_over_threads, write_run_file
 
 from ssmpi.data.reader import SplitReader
-from ssmpi.data.trained_rows import BatchesUnderWay, TrainedRows
+from ssmpi.data.trained_rows import InFlightBatches, TrainedRows
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
@@ -78,7 +78,7 @@ def play(world, config, number):
     again, parent = number > 1, None if found else Parent.recorded(run)
     plan = ResumePlan(config, found, again=again, ahead=again, parent=parent)
     start = restart.begin(PretendedStart(world), plan, Supervised(LAUNCH, number, time.time()))
-    return PARTS[world.role](config, world, run, start)
+    return PARTS[world.role](config, world, start)
 
 
 class Killed:
@@ -375,7 +375,7 @@ def test_a_repeated_batch_is_reported_once_despite_a_second_kill(tmp_path, small
     """The first trainer has noted the second one's batch; that is killed before it forgets it, or after."""
     killed = Killed(tmp_path, small_data, "topology.trainers=2", *ONE[1:])
     killed.start(Kill(Progress, "record", 20, after=True))
-    killed.start(Kill(BatchesUnderWay, "reported", 2, after=after)).start()
+    killed.start(Kill(InFlightBatches, "reported", 2, after=after)).start()
     told = [each["batches_repeated"] for each in killed.recoveries]
     assert (len(told), sum(told)) == (2, 1)
     assert killed.run.result["status"] == "complete"

@@ -60,7 +60,7 @@ def play(world, config, folder, start):
     """A body: one rank's part in the ``start``-th start of a run, from what the first has left."""
     path = folder / world.who.replace(" ", "-")
     memory = MemoryFile.found(path, RUN, world.who) if start > 1 else MemoryFile(path, Origin(RUN, world.who, start))
-    return PARTS[world.role](config, world, Path(config.run.folder), Start(memory=memory))
+    return PARTS[world.role](config, world, Start(memory=memory))
 
 
 def train_with_kills(folder, data, kills, *overrides):

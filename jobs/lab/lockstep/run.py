@@ -29,10 +29,10 @@ import torch
 
 from jobs.lab.lockstep.rounds import LockstepRounds, Pushing
 from ssmpi.data.batch import Batch
-from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
+from ssmpi.data.feed import Feed, FeedOptions
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader, batches
-from ssmpi.data.trained_rows import Deal, TrainedRows
+from ssmpi.data.trained_rows import Deal
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.lookup import Lookup
@@ -133,7 +133,7 @@ class LockstepTrainer:
 
 
 class OneProcess:
-    """Stands in for the other trainers of a ``DataCursor``: there are none."""
+    """Stands in for the other trainers of a ``Feed``: there are none."""
 
     def gather(self, value: T) -> list[T]:
         """The value of every trainer."""
@@ -163,19 +163,17 @@ class LockstepRun:
         everyone = replace(topology, trainers=1, threads=topology.lanes)
         self.progress = Progress(everyone.threads, 1, config.schedule, expected=self._reader.rows * config.data.passes)
         self.progress.losses = []
-        options = CursorOptions(
+        options = FeedOptions(
             config.data, everyone, lockstep.order, config.evaluate.per_pass, config.embedding.prefetch
         )
         checked = set(range(len(self._reader.shards)))
-        begin = Deal(0, 0, Position(0))
-        trained = TrainedRows(ProcessMemory(), everyone.threads, most_pieces(options, self._reader, begin.position))
-        self._cursor = DataCursor(options, 0, self._reader, checked, begin, trained)
+        self._feed = Feed(options, 0, self._reader, checked, Deal(0, 0, Position(0)), ProcessMemory())
 
     def train(self, watch: Callable[[int], None] = lambda tick: None) -> None:
         """Train all parts of the run, until the last one or the steps end."""
         threads, tick, most = self.config.topology.threads, 0, self._lockstep.steps
         turns = np.random.default_rng(self._lockstep.interleaving) if self._lockstep.interleaving else None
-        for _ in self._cursor.parts():
+        for _ in self._feed.parts():
             self._begin_part(threads)
             training = list(range(len(self.trainers)))
             while training and not (most and tick == most):
@@ -191,18 +189,15 @@ class LockstepRun:
             self.rounds.close()
             if training:
                 return
-            self._cursor.close()
-            self._cursor.gather_remaining(OneProcess())  # type: ignore[arg-type]  # of a Conversation only this
+            self._feed.close()
+            self._feed.gather_remaining(OneProcess())  # type: ignore[arg-type]  # of a Conversation only this
 
     def _begin_part(self, threads: int) -> None:
-        dispatcher = self._cursor.dispatcher
+        dispatcher = self._feed.dispatcher
         assert dispatcher
         for index, trainer in enumerate(self.trainers):
             numbers = range(index * threads, (index + 1) * threads)
-            streams = [
-                self._cursor.batches(k, lambda k=k: dispatcher.next_block(k), lambda: False)  # type: ignore[misc]
-                for k in numbers
-            ]
+            streams = [self._feed.batches(k, dispatcher.next_block, lambda: False) for k in numbers]
             trainer.begin(numbers[0], [self.lookups(k) for k in numbers], streams)
 
     def lookups(self, thread: int) -> Lookups:

@@ -117,6 +117,6 @@ def losses(config: Config, start: Start, state: Mapping[str, Any]) -> tuple[Ledg
     return ledger, {
         "samples_lost": ledger.samples_lost - before.samples_lost,
         "updates_lost": repair.updates_lost(before, now),
-        "rows_dealt_again": state["dealt_again"][1],
+        "rows_dealt_again": state["reassigned"][1],
         "accounts_lost": len(repair.trainers) * threads,
     }

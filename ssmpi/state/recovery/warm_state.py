@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
+from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_flight
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait
@@ -74,8 +74,8 @@ class WarmState:
         run, batches, again = found[0].run, [each.batches for each in found], (0, 0)
         if lost and found[0].deal and found[0].handed is not None:
             dealt, handed = found[0].deal[0], found[0].handed
-            again = dealt.number, sum(rows_in_hand(trainer, dealt, handed) for trainer in lost)
-            before, rows = run["dealt_again"]
+            again = dealt.number, sum(rows_in_flight(trainer, dealt, handed) for trainer in lost)
+            before, rows = run["reassigned"]
             again = again[0], again[1] + rows * (before < dealt.number)
         deal = deal_left(found, lost)
         if deal.position.done and run["evaluated"] >= deal.position.part:
@@ -83,7 +83,7 @@ class WarmState:
         iterations = max(sum(max(each, 0) for each in batches), run["logbook"]["iterations"] if lost else 0)
         logbook = {**run["logbook"], "examples": deal.examples, "iterations": iterations}
         return cls(
-            state={**run, "examples": deal.examples, "logbook": logbook, "dealt_again": again},
+            state={**run, "examples": deal.examples, "logbook": logbook, "reassigned": again},
             left=deal,
             quality=[each.quality for each in found],
             furthest=furthest(world.topology, batches, lost),
@@ -254,7 +254,7 @@ class RecoveryNotes:
         self.run, self.memory, self.booking = run, memory, booking
         self._log, self._run_so_far = log, run_so_far
         kept = saved if isinstance(saved, WarmState) else None
-        self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
+        self._again: tuple[int, int] = kept.state["reassigned"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
         self._logged = kept.state["logged"] if kept else len(Record.read(run).resumed()) if log else 0
         self.write()
@@ -289,7 +289,7 @@ class RecoveryNotes:
         if not self._log:
             return
         self._written = time.monotonic()
-        own = {"evaluated": self._evaluated, "dealt_again": self._again, "logged": self._logged}
+        own = {"evaluated": self._evaluated, "reassigned": self._again, "logged": self._logged}
         self.memory.note(run_so_far={**self._run_so_far(), **own})
 
 

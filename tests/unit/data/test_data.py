@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ssmpi import config
 from ssmpi.data.block_dispatcher import NOT_YET, NOTHING_LEFT, BlockDispatcher, block_order
-from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
+from ssmpi.data.feed import Feed, FeedOptions, most_pieces
 from ssmpi.data.position import Piece, Position, StartedPiece
 from ssmpi.data.reader import (
     BatchCutter,
@@ -24,7 +24,7 @@ from ssmpi.data.reader import (
     shuffled,
     suit_block_rows,
 )
-from ssmpi.data.trained_rows import Deal, TrainedRows
+from ssmpi.data.trained_rows import Deal
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.topology import Topology
@@ -146,7 +146,7 @@ def test_blocks_are_whole_batches_and_enough_for_all_threads(rows, threads, batc
 
 def test_a_resumed_position_may_have_more_pieces_than_blocks(small_data):
     """Such as one that was split for many threads."""
-    options = CursorOptions(DataOptions(str(small_data)), Topology(trainers=1, threads=1), 1, 1, True)
+    options = FeedOptions(DataOptions(str(small_data)), Topology(trainers=1, threads=1), 1, 1, True)
     reader, pieces = SplitReader(small_data, "train", 65_536), [Piece(0, 2 * k, 2 * k + 2) for k in range(1_000)]
     begun = tuple(StartedPiece(0, 0, piece) for piece in pieces[:2])
     assert most_pieces(options, reader, Position(0, 65_536, True, begun, tuple(pieces[2:]))) == 1_000
@@ -158,15 +158,14 @@ def test_each_part_of_a_pass_has_blocks_enough_for_all_threads(small_data, per_p
     """Else threads idle at its end, while the last ones train on whole blocks."""
     data, topology = DataOptions(str(small_data), batch_size=16), Topology(trainers=2, threads=2)
     reader = SplitReader(small_data, "train", data.block_rows)
-    options = CursorOptions(data, topology, 1, per_pass, True)
+    options = FeedOptions(data, topology, 1, per_pass, True)
     begin = Deal(0, 0, Position(0))
-    trained = TrainedRows(ProcessMemory(), topology.threads, most_pieces(options, reader, begin.position))
-    cursor = DataCursor(options, 0, reader, {0, 1, 2}, begin, trained)
-    for part in cursor.parts():
-        assert len(cursor.position.waiting) >= 8 * topology.trainers * topology.threads
-        cursor.position = replace(cursor.position, waiting=())  # as if trained on
+    feed = Feed(options, 0, reader, {0, 1, 2}, begin, ProcessMemory())
+    for part in feed.parts():
+        assert len(feed.position.waiting) >= 8 * topology.trainers * topology.threads
+        feed.position = replace(feed.position, waiting=())  # as if trained on
         assert part < per_pass
-    assert cursor.position.part == per_pass
+    assert feed.position.part == per_pass
 
 
 def dealt(options, order, threads, generator):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strength import at_least
 
+from ssmpi.data.feed import joined
 from ssmpi.data.position import Piece, Position, StartedPiece
-from ssmpi.data.stream import joined
 
 PIECES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300), st.integers(1, 200)), max_size=8).map(
     lambda found: [Piece(block, start, start + rows) for block, start, rows in found]

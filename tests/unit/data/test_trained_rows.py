@@ -10,7 +10,7 @@ from strength import at_least
 
 from ssmpi.data.block_dispatcher import NOTHING_LEFT
 from ssmpi.data.position import Piece, Position, StartedPiece
-from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
+from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_flight
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 
 
@@ -117,12 +117,12 @@ def test_the_dealer_knows_what_a_trainer_has_done_and_has_in_hand(data, ahead):
         found = done_by(trainer, deal, handed)
         assert {(trainer, n) for n in np.flatnonzero(found)} == {each for each in done if each[0] == trainer}
         assert all(found[n] == deal.pieces[n].rows for n in np.flatnonzero(found))
-        assert rows_in_hand(trainer, deal, handed) == 10 * sum(len(has[2 * trainer + k]) for k in range(2))
+        assert rows_in_flight(trainer, deal, handed) == 10 * sum(len(has[2 * trainer + k]) for k in range(2))
     rests = [Piece(piece.block, piece.stop - 3, piece.stop) for n, piece in enumerate(deal.pieces) if n in has[0]]
     trained.handed.quiesced(rests)
     handed = trained.handed.kept(deal)
-    assert rows_in_hand(0, deal, handed) == 10 * len(has[0])
-    assert rows_in_hand(1, deal, handed) == 0
+    assert rows_in_flight(0, deal, handed) == 10 * len(has[0])
+    assert rows_in_flight(1, deal, handed) == 0
 
 
 class KilledAt:

@@ -13,7 +13,7 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.runtime.run_options import RecoveryOptions
 from ssmpi.runtime.topology import Topology
 from ssmpi.state.checkpoint.rows.saver import SaveSchedule
-from ssmpi.state.recovery import inputs as recovery_inputs
+from ssmpi.state.recovery import policy
 from ssmpi.state.recovery.decision import FULL, MEMORY, PARTIAL, Found, choose
 from ssmpi.state.recovery.ledger import Ledger, LossAccount
 from ssmpi.state.recovery.policy import inputs_of
@@ -154,5 +154,5 @@ def test_rows_are_saved_where_that_costs_less_than_training_again(tmp_path, smal
 def test_a_run_without_earlier_saves_decides_by_the_size_of_its_rows(tmp_path, small_data, monkeypatch):
     config = write_run_file(tmp_path, small_data, "topology.embedding_ps=2")
     assert schedule_of(config, 1_000, 1.0, 0.0).interval == pytest.approx(2 * 0.1 * 504 * 3600)
-    monkeypatch.setattr(recovery_inputs, "SAVE_RATE", 1.0)  # bytes a second
+    monkeypatch.setattr(policy, "SAVE_RATE", 1.0)  # bytes a second
     assert schedule_of(config, 1_000, 0.5, 0.0) == NEVER
