@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ssmpi.model.replica import Replica
     from ssmpi.runtime.mpi.world import World
     from ssmpi.sync import Synchronizer
-    from ssmpi.trainer.model_selection import SelectionState
     from ssmpi.trainer.progress import Progress
 
 
@@ -98,9 +97,9 @@ class Snapshots:
     checked: Set[int]
     results: RunResults | None
 
-    def of_trainer(self, vector: np.ndarray, position: Position, selection: SelectionState) -> Snapshot:
-        """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common
-        model.
+    def of_trainer(self, vector: np.ndarray, position: Position, selection: Mapping[str, Any]) -> Snapshot:
+        """This trainer's share of a checkpoint from which the run resumes at ``position``, with the state of the model
+        ``selection``; ``vector`` is the common model.
         """
         arrays, run = self.live.arrays(), dict[str, Any]()
         if self.results:
@@ -117,7 +116,7 @@ class Snapshots:
                 "evaluations": plain(self.results.evaluations),
                 "checked": sorted(self.checked),
                 **self._about(),
-                SELECTION: asdict(selection),
+                SELECTION: selection,
                 "ledger": self.results.booking.ledger.state(),
             }
         return replace(self._model(vector, run), arrays=arrays, examples=self.progress.examples_of_all)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
     from ssmpi.model.lane import HelperModel
     from ssmpi.model.replica import ThreadModel
+    from ssmpi.runtime.mpi.rank_memory import RankMemory
 
 
 class Trainer:
@@ -66,16 +67,10 @@ class Trainer:
         self._control = Control(
             world.control, config.topology.threads, config.waiting, self.progress, self._stop, self._feed.checked
         )
-        trained = self._feed.trained
-        self._batches_before = int(trained.batches.sum())
-        local = sync.LocalTrainer(
-            trained.batches, self.progress.rate_factor, self.optimizer, self.replica.thread_model,
-            sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
-            sync.ReplicaMemory(world.host, self.replica.memory, self.replica.owned.borders), memory,
-            helped=np.zeros(config.topology.helpers(world.index), np.int64),
-        )  # fmt: skip
+        self._batches_before = int(self._feed.trained.batches.sum())
+        local = self._local_trainer(memory)
         self.synchronizers, self.pace = build_trainer.synchronization(config, world, self.replica, local)
-        self._in_flight = trained.in_flight(self.progress.scored)
+        self._in_flight = self._feed.trained.in_flight(self.progress.scored)
         self._prefetched = [PrefetchedRows(partial(self._feed.interrupted, k)) for k in range(config.topology.threads)]
         state, losses = self.optimizer.state(), self.progress.losses
         live = LiveState(self.replica.owned, state, self.synchronizers[0], self._prefetched, losses)
@@ -102,6 +97,16 @@ class Trainer:
         )
         self._notes = RecoveryNotes(folder, memory, booking, logbook, self._run_so_far, saved)
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
+
+    def _local_trainer(self, memory: RankMemory) -> sync.LocalTrainer:
+        """What algorithms use of this trainer."""
+        config, world = self.config, self.world
+        return sync.LocalTrainer(
+            self._feed.trained.batches, self.progress.rate_factor, self.optimizer, self.replica.thread_model,
+            sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
+            sync.ReplicaMemory(world.host, self.replica.memory, self.replica.owned.borders), memory,
+            helped=np.zeros(config.topology.helpers(world.index), np.int64),
+        )  # fmt: skip
 
     @property
     def stopped(self) -> bool:
@@ -317,7 +322,7 @@ class Trainer:
 
     def _state(self, position: Position) -> Snapshot:
         """This trainer's part of a checkpoint that resumes at ``position``; call while the threads are paused."""
-        return self._snapshots.of_trainer(self._model.weights(), position, self._selection.state)
+        return self._snapshots.of_trainer(self._model.weights(), position, asdict(self._selection.state))
 
     def _report(self, finished: bool) -> TrainerReport:
         """The counters that the first trainer collects."""

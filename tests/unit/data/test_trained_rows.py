@@ -155,4 +155,4 @@ def test_a_batch_that_is_repeated_is_reported_wherever_the_kill_comes(call, monk
         trained.add(0, Piece(3, 60, 110))  # of two pieces, after the 60 rows before it
     again = TrainedRows(memory.next(), 1, 0)
     done = max(0, int(again.kept()[1].sum()) - 60)
-    assert again.under_way(np.array([50])).lost >= (done < 50)
+    assert again.in_flight(np.array([50])).lost >= (done < 50)

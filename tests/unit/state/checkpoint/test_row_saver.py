@@ -45,13 +45,14 @@ class Notes(ProcessMemory):
     """Memory whose notes outlive a process."""
 
     def __init__(self):
-        self.kept_notes = {}
+        self.kept_notes = "{}"
 
-    def note(self, name, value):
-        self.kept_notes[name] = json.dumps(value)
+    @property
+    def noted(self):
+        return json.loads(self.kept_notes)
 
-    def noted(self, name):
-        return json.loads(self.kept_notes.get(name, "null"))
+    def note(self, **changes):
+        self.kept_notes = json.dumps(self.noted | changes)
 
 
 @pytest.fixture
