@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssmpi.cluster.session_folder import session_folder
+from ssmpi.cluster.child_process import session_folder
 from ssmpi.runtime.host.mpi_environment import environment
 from ssmpi.runtime.mpi.in_process import Channel, InProcessConversation
 from ssmpi.runtime.topology import CONVERSATIONS, Directory

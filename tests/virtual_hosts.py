@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ssmpi.cluster import session_folder
+from ssmpi.cluster import child_process
 from ssmpi.runtime.errors import UserError
 from ssmpi.runtime.host.mpi_environment import ON_ONE_HOST
 
@@ -25,7 +25,7 @@ HEAD_ADDRESS = f"{NETWORK}.254"
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 UNSHARE = ("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
 TOOLS = ("unshare", "nsenter", "setpriv", "ip", "tc")
-NOT_THERE = (*ON_ONE_HOST, session_folder.VARIABLE)  # variables for the real host only
+NOT_THERE = (*ON_ONE_HOST, child_process.VARIABLE)  # variables for the real host only
 REMOTE_SHELL = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift

@@ -18,7 +18,7 @@ from typing import Any, NotRequired, TypedDict
 
 from ssmpi.bench.windows import Readings, Timing, spent
 from ssmpi.cluster import child_process, launch
-from ssmpi.cluster.session_folder import session_folder
+from ssmpi.cluster.child_process import session_folder
 from ssmpi.runtime.errors import PeerError
 from ssmpi.runtime.files.run_files import VERSIONS
 from ssmpi.runtime.host.mpi_environment import PYTHON

@@ -123,8 +123,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from ssmpi.config import load
     from ssmpi.data.schema import read_manifest
     from ssmpi.runtime.host.host_memory import memory_limit
-    from ssmpi.state import memory_fit
-    from ssmpi.state.requirements import placement_of, splits_to_score
+    from ssmpi.state.requirements import misfit, placement_of, splits_to_score
     from ssmpi.tools import plan as planner
     from ssmpi.tools import recovery_plan
 
@@ -142,8 +141,8 @@ def plan(arguments: argparse.Namespace) -> int:
     if arguments.recovery:
         sections.append(recovery_plan.describe(config, inputs, placement))
     print("\n\n".join(sections), flush=True)
-    if not where and (misfit := memory_fit.why_not(config, features, placement, memory_limit())):
-        raise TopologyError(misfit)
+    if not where and (why := misfit(config, features, placement, memory_limit())):
+        raise TopologyError(why)
     return 0
 
 

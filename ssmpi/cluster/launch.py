@@ -21,18 +21,18 @@ from functools import cache, partial
 from pathlib import Path
 
 from ssmpi.cluster import child_process, site
+from ssmpi.cluster.child_process import session_folder
 from ssmpi.cluster.hosts import Hosts, check_names
 from ssmpi.cluster.launcher_output import StderrRelay
 from ssmpi.cluster.requeue import LaunchAttempt, say
 from ssmpi.cluster.restarts import Restarts
-from ssmpi.cluster.session_folder import session_folder
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import POLL_SECONDS, StopSignals
 from ssmpi.config import Config
 from ssmpi.runtime.errors import LOST, STOPPED, UserError
 from ssmpi.runtime.files.run_files import LAUNCH_LOCK
 from ssmpi.runtime.host.mpi_environment import PASSED_ON, PYTHON, environment
-from ssmpi.state import memory_fit
+from ssmpi.state import requirements
 from ssmpi.state.recovery import run_record
 from ssmpi.state.recovery.run_record import Left
 from ssmpi.state.request import RunRequest
@@ -72,7 +72,7 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool, *, ignore
     if where:
         check_names(where)
     if not (hosts.of_ranks or ignore_memory):
-        memory_fit.check(config)
+        requirements.check_memory(config)
     environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
     return Launch(request, config, where, hosts, environ).run(site_file)
 

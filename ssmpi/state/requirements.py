@@ -1,11 +1,14 @@
 """What a run requires, by arithmetic before a process exists: the placement of rows, and the memory of a rank of each
-role. ``ssmpi plan`` prints it; ``ssmpi submit`` and ``ssmpi launch`` use it to place the ranks.
+role; and whether the ranks of a run fit in one host's memory together, or which setting would make them fit. ``ssmpi
+plan`` prints it; ``ssmpi submit`` and ``ssmpi launch`` use it to place the ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ssmpi.config import Config
@@ -17,14 +20,18 @@ from ssmpi.embedding.trackers import scope_of
 from ssmpi.model import custom_network
 from ssmpi.model.network import floats_in
 from ssmpi.model.optimizers import optimizer_of
-from ssmpi.runtime.errors import DataError, SettingsError
+from ssmpi.model.zoo import NETWORKS
+from ssmpi.runtime.errors import DataError, SettingsError, TopologyError, UserError
 from ssmpi.runtime.files.log import log
+from ssmpi.runtime.host.host_memory import memory_limit
 from ssmpi.runtime.mpi.rank_memory import HEADER
 from ssmpi.runtime.quality import BINS, SUMS
 from ssmpi.runtime.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.runtime.settings import COUNT
 from ssmpi.runtime.topology import Role
 from ssmpi.sync import RoundCost, algorithm_of
+
+LOWERED = ("data.block_rows", "data.batch_size", "embedding.dim", "topology.threads", "topology.trainers")
 
 
 def composed(config: Config, features: Features) -> Config:
@@ -175,3 +182,51 @@ def mirror_memory(config: Config) -> dict[Role, float]:
     servers = max(1, config.topology.sync_ps)  # which have every member's center
     floats = {Role.TRAINER: dense_parameters(config), Role.SYNC_PS: config.network.parameters / servers}
     return {role: 4.0 * vectors * floats[role] for role, vectors in round_cost(config).mirrors.items()}
+
+
+def check_memory(config: Config) -> None:
+    """Raise TopologyError if a run whose ranks all run on this host does not fit there. What else is wrong with the run
+    is left to its ranks to report.
+    """
+    try:
+        features = read_manifest(Path(config.data.folder)).features
+        config, placement = config.over(features), placement_of(config)
+    except UserError:
+        return
+    if why := misfit(config, features, placement, memory_limit()):
+        raise TopologyError(f"{why}. 'ssmpi launch --ignore-memory' starts it anyway")
+
+
+def misfit(config: Config, features: Features, placement: Placement, limit: float) -> str:
+    """Why all ranks do not fit in ``limit`` bytes of one host, and what would help; empty if they fit. Dynamic tables
+    have their first step.
+    """
+
+    def fits(name: str, value: object) -> bool:
+        with contextlib.suppress(UserError):  # not a valid value, or a network that does not take these features
+            return _needed(config.changed(name, value).over(features), placement) <= limit
+        return False
+
+    if (needed := _needed(config, placement)) <= limit:
+        return ""
+    choices = ((name, next((value for value in values if fits(name, value)), None)) for name, values in _less(config))
+    found = [f"{name} = {json.dumps(value)}" for name, value in choices if value is not None]
+    alone = f"{' or '.join(found)} would make it fit" if found else "no setting alone makes it fit"
+    return (
+        f"does not fit: all ranks together need {needed / 1e9:,.1f} GB of memory, and this host has {limit / 1e9:,.1f}:"
+        f" {alone}; a site file (--site) puts the ranks on several hosts"
+    )
+
+
+def _needed(config: Config, placement: Placement) -> float:
+    ranks = memory_of_ranks(config, placement, first=True)
+    return sum(count * ranks[role] for role, count in config.topology.counts.items())
+
+
+def _less(config: Config) -> Iterator[tuple[str, Sequence[object]]]:
+    """Settings with values that may need less memory: halves, quarters and so on, the largest first; other networks."""
+    settings = config.flat()
+    for name in LOWERED:
+        yield name, [settings[name] >> n for n in range(1, settings[name].bit_length())]
+    for other in NETWORKS:
+        yield "model.name", [other]

@@ -1,13 +1,18 @@
 """The control conversation: the first trainer's main thread deals row blocks, gathers reports, passes on a stop, and
 says when training pauses. Each request and report also carries how many examples its trainer has done; each answer, how
 many the others have.
+
+Training shards are verified against their checksums, once per run, in the background of training: every trainer a
+share, on one low-priority thread. The dealer deals no row of a shard before its check is done.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +22,12 @@ from ssmpi.runtime.mpi.service import Service
 from ssmpi.runtime.mpi.waiting import WaitOptions, wait_all, wait_until
 from ssmpi.runtime.protocols import MPIRequest
 from ssmpi.runtime.stop import Stop
+from ssmpi.state.checkpoint.pending_save import NICENESS
 from ssmpi.trainer.metrics.trainer_report import TrainerReport
 from ssmpi.trainer.progress import ExampleTally, Progress
 
 if TYPE_CHECKING:
+    from ssmpi.data.reader import SplitReader
     from ssmpi.runtime.mpi.messages import Conversation
 
 REPORT = 1000  # tag of a report and of its answer
@@ -180,3 +187,18 @@ class Control:
             self._unfinished.discard(trainer)
         self.gathered(trainer, report)
         return self._tally.others(trainer, int(report.examples))
+
+
+def share(needed: Iterable[int], checked: Set[int], trainer: int, trainers: int) -> list[int]:
+    """The shards that one of ``trainers`` checks, out of those ``needed``, given and returned in the order of need."""
+    return [shard for shard in dict.fromkeys(needed) if shard not in checked][trainer::trainers]
+
+
+def check(reader: SplitReader, shards: Iterable[int], told: Callable[[int], None]) -> None:
+    """The body of the thread; ``told`` is called with every intact shard. DataError for the first damaged one. Reads
+    are few and large: small ones starve beside busy Python threads.
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    for shard in shards:
+        reader.verify(shard)
+        told(shard)

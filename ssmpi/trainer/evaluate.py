@@ -25,9 +25,9 @@ from ssmpi.runtime.quality import BINS, Quality
 from ssmpi.runtime.stop import Stop
 from ssmpi.state.checkpoint.data_origin import DataOrigin
 from ssmpi.state.recovery.start import Start
+from ssmpi.trainer.control import check, share
 from ssmpi.trainer.group_scores import WHOM, GroupScores, gauc
 from ssmpi.trainer.metrics.results import RunResults, Scored
-from ssmpi.trainer.shard_check import check, share
 from ssmpi.trainer.tables import Tables
 
 if TYPE_CHECKING:

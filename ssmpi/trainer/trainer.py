@@ -32,12 +32,11 @@ from ssmpi.state.recovery import restart
 from ssmpi.state.recovery.start import BEGINNING, Start
 from ssmpi.state.recovery.warm_state import RecoveryNotes
 from ssmpi.trainer import build_trainer
-from ssmpi.trainer.control import Control
+from ssmpi.trainer.control import Control, check, share
 from ssmpi.trainer.evaluate import Evaluations, Evaluator
 from ssmpi.trainer.metrics.results import RunResults
 from ssmpi.trainer.metrics.trainer_report import TrainerReport
 from ssmpi.trainer.model_selection import ModelSelection
-from ssmpi.trainer.shard_check import check, share
 from ssmpi.trainer.snapshot import CommonModel, Snapshots
 
 if TYPE_CHECKING:

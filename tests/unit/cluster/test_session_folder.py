@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi.cluster import session_folder as module
-from ssmpi.cluster.session_folder import session_folder
+from ssmpi.cluster import child_process as module
+from ssmpi.cluster.child_process import session_folder
 from ssmpi.runtime.host.mpi_environment import SESSION_OWNER, SESSIONS
 
 HOLDS = """
 import subprocess, sys, time
-from ssmpi.cluster.session_folder import session_folder
+from ssmpi.cluster.child_process import session_folder
 with session_folder() as session:
     mpirun = subprocess.Popen(["sleep", "60"], pass_fds=(session.lock,))
     print(session.path, mpirun.pid, flush=True)

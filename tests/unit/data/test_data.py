@@ -29,7 +29,7 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.topology import Topology
 from ssmpi.state import run_folder
-from ssmpi.trainer.shard_check import share
+from ssmpi.trainer.control import share
 
 STATIC, DYNAMIC = DataOptions("d", handout="static"), DataOptions("d", handout="dynamic")
 

@@ -10,7 +10,7 @@ from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 from ssmpi.runtime.errors import TopologyError
 from ssmpi.runtime.host import host_memory
-from ssmpi.state import memory_fit
+from ssmpi.state import requirements
 from ssmpi.state.request import RunRequest
 from ssmpi.state.requirements import placement_of
 
@@ -19,7 +19,7 @@ LARGE = ("topology.trainers=4", "topology.threads=8", "data.batch_size=4096", "s
 
 def why_not(run_file, data, limit, *overrides):
     config, features = load(run_file, [*LARGE, *overrides]), read_manifest(data).features
-    return memory_fit.why_not(config.over(features), features, placement_of(config), limit)
+    return requirements.misfit(config.over(features), features, placement_of(config), limit)
 
 
 def test_every_setting_that_is_named_makes_it_fit(tmp_path, small_data):
@@ -38,7 +38,7 @@ def test_every_setting_that_is_named_makes_it_fit(tmp_path, small_data):
 def test_plan_and_launch_refuse_it(tmp_path, small_data, monkeypatch, capsys):
     run_file = tmp_path / "run.toml"
     run_file.write_text(f"data.folder = '{small_data}'\nrun.folder = '{tmp_path}/run'")
-    for module in (host_memory, memory_fit):
+    for module in (host_memory, requirements):
         monkeypatch.setattr(module, "memory_limit", lambda: 1e8)
     monkeypatch.setattr(launch.Launch, "run", lambda launched, site: 0)
     with pytest.raises(SystemExit) as ended:

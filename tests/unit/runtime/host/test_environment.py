@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssmpi.cluster.session_folder import remove_abandoned
+from ssmpi.cluster.child_process import remove_abandoned
 from ssmpi.cluster.site import Launcher
 from ssmpi.model import blas, brgemm, processor, program
 from ssmpi.runtime.host import memory_folder
