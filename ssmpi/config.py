@@ -31,7 +31,7 @@ from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.files.run_files import OWN_CODE, RUN_FILE, is_run_folder
 from ssmpi.runtime.mpi.waiting import WaitOptions
-from ssmpi.runtime.run_options import CheckpointOptions, EvaluateOptions, RecoveryOptions, Run
+from ssmpi.runtime.run_options import CheckpointOptions, EvaluateOptions, RecoveryOptions, RunOptions
 from ssmpi.runtime.settings import require
 from ssmpi.runtime.topology import Topology
 
@@ -64,7 +64,7 @@ class Config:
     """All sections of a run file."""
 
     data: DataOptions
-    run: Run = field(default_factory=Run)
+    run: RunOptions = field(default_factory=RunOptions)
     topology: Topology = field(default_factory=Topology)
     model: ModelOptions = field(default_factory=ModelOptions)
     embedding: table.EmbeddingOptions = field(default_factory=table.EmbeddingOptions)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ssmpi.cluster.child_process import session_folder
 from ssmpi.runtime.host.mpi_environment import environment
-from ssmpi.runtime.mpi.in_process import Channel, InProcessConversation
+from ssmpi.runtime.mpi.in_process import InProcessChannel, InProcessConversation
 from ssmpi.runtime.topology import CONVERSATIONS, Directory
 from ssmpi.runtime.traffic import Traffic, meter
 
@@ -293,8 +293,8 @@ class PretendedJob:
             for rank in range(topology.size):
                 ranks = topology.conversation_of(name, rank)
                 if rank == ranks[0]:
-                    self._channels[name, rank] = Channel(self, topology.directory(name, rank))
-        self.everybody = Channel(self, Directory(tuple(map(topology.role_of, range(topology.size)))))
+                    self._channels[name, rank] = InProcessChannel(self, topology.directory(name, rank))
+        self.everybody = InProcessChannel(self, Directory(tuple(map(topology.role_of, range(topology.size)))))
 
     def conversation(self, name, rank, traffic):
         """A rank's end of one."""

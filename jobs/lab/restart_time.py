@@ -22,7 +22,7 @@ from ssmpi.runtime.files import log
 from ssmpi.runtime.files.log import ENDS
 from ssmpi.runtime.files.run_files import METRICS
 from ssmpi.runtime.host.mpi_environment import PYTHON
-from ssmpi.state.recovery.run_record import Record
+from ssmpi.state.recovery.run_record import RunRecord
 
 TIMEOUT_SECONDS = 120.0  # until a job trains, at first or after a kill
 POLL_SECONDS = 0.005
@@ -76,11 +76,11 @@ def measure(run_file: Path, overrides: Sequence[str], run: Path, kills: int) -> 
 
 def _one(run: Path, run_file: Path, until: Callable[[Callable[[], object], str], None]) -> RestartTime:
     time.sleep(CALM)
-    rank, before = random.choice(ranks_of(run_file)), len(Record.read(run).resumed())
+    rank, before = random.choice(ranks_of(run_file)), len(RunRecord.read(run).resumed())
     killed = time.time()
     os.kill(rank, signal.SIGKILL)
-    until(lambda: len(Record.read(run).resumed()) > before, "start again")
-    found, trained = Record.read(run).resumed()[-1], _trained(run)
+    until(lambda: len(RunRecord.read(run).resumed()) > before, "start again")
+    found, trained = RunRecord.read(run).resumed()[-1], _trained(run)
     until(lambda: _trained(run) > trained, "train again")
     batch = time.time()
     decided = datetime.fromisoformat(found["at"]).timestamp()

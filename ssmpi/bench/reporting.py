@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi import __version__
 from ssmpi.runtime.files import atomic_file
-from ssmpi.runtime.host.packages import package_versions
+from ssmpi.runtime.host.versions import package_versions
 from ssmpi.trainer.metrics import results
 
 if TYPE_CHECKING:

@@ -127,7 +127,7 @@ class LaunchAttempt:
 def attempts(run: Path) -> list[int]:
     """Where the run's jobs began; none if the record cannot be read, as its ranks report."""
     try:
-        return run_record.Record.read(run).attempts
+        return run_record.RunRecord.read(run).attempts
     except DataError:
         return []
 

@@ -17,7 +17,7 @@ from ssmpi.runtime.files import log
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.host_memory import oom_kills
 from ssmpi.runtime.host.mpi_environment import SEGMENTS
-from ssmpi.state.recovery.run_record import Record
+from ssmpi.state.recovery.run_record import RunRecord
 from ssmpi.state.recovery.start import Supervised
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ class Restarts:
         record = self._record()
         return record is not None and record.launch == self._launch and record.start >= self._first
 
-    def _record(self) -> Record | None:
+    def _record(self) -> RunRecord | None:
         try:
-            return Record.read(self._run)
+            return RunRecord.read(self._run)
         except DataError:  # a rank has reported it
             return None
 

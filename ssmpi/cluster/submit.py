@@ -23,7 +23,7 @@ from ssmpi.runtime import settings
 from ssmpi.runtime.errors import SettingsError, UserError
 from ssmpi.runtime.files.run_files import BATCH_FILE, BATCH_LOG, OWN_CODE, RUN_FILE, SITE_FILE, VERSIONS
 from ssmpi.runtime.host.mpi_environment import remove_session
-from ssmpi.runtime.host.packages import package_versions
+from ssmpi.runtime.host.versions import package_versions
 from ssmpi.state import continued, run_lock
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.requirements import composed, splits_to_score

@@ -9,7 +9,7 @@ from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena, RowOptions
 from ssmpi.embedding.trackers import NOTHING, Tracking
 from ssmpi.embedding.transport import RemoteTables
-from ssmpi.runtime.mpi.in_process import AnsweringJob, Channel, InProcessConversation
+from ssmpi.runtime.mpi.in_process import AnsweringJob, InProcessChannel, InProcessConversation
 from ssmpi.runtime.mpi.service import Service
 from ssmpi.runtime.mpi.waiting import WaitOptions
 from ssmpi.runtime.topology import Role, Topology
@@ -32,7 +32,7 @@ class LocalServers:
         servers = range(placement.servers)
         self.arenas = [Arena(options, placement, server, seed) for server in servers]
         self._job = AnsweringJob(self._answer)
-        self._channel = Channel(self._job, Topology(embedding_ps=placement.servers).directory(NAME))
+        self._channel = InProcessChannel(self._job, Topology(embedding_ps=placement.servers).directory(NAME))
         self._ranks = self._channel.directory.ranks_of(Role.EMBEDDING_PS)
         self._services = [Service(self._end(rank)) for rank in self._ranks]
         counts, pairs = b"" if tracking.counts else None, zip(self.arenas, self._services, strict=True)

@@ -15,7 +15,7 @@ NO_SPLIT = "none"  # as the name of a split in ``[evaluate]``
 
 
 @dataclass(frozen=True)
-class Run:
+class RunOptions:
     """The ``[run]`` section: where results go, how often they are written, what a run continues."""
 
     folder: str = "runs/run"

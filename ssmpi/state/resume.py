@@ -21,7 +21,7 @@ from ssmpi.state.checkpoint import model_files, store
 from ssmpi.state.checkpoint.pending_save import check_room
 from ssmpi.state.checkpoint.saved_network import check_fingerprint, fingerprint
 from ssmpi.state.recovery import run_record
-from ssmpi.state.recovery.run_record import Record
+from ssmpi.state.recovery.run_record import RunRecord
 from ssmpi.state.recovery.start import ResumePlan, Supervised
 from ssmpi.state.request import RunRequest
 from ssmpi.state.requirements import composed
@@ -38,7 +38,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     run = config.run.path
     again, previous = False, ""
     if supervised := request.supervised:
-        record, previous = Record.read(run), run_record.owner(run)
+        record, previous = RunRecord.read(run), run_record.owner(run)
         again = record.launch == supervised.launch and record.start >= supervised.first
     if again:  # the first start has handled the request already, and the files that it read may have changed
         request = replace(request, run_file=None, overrides=(), run=run, overwrite=False, checkpoint=WHOLE)

@@ -19,9 +19,8 @@ from ssmpi.model import processor
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files import atomic_file, result_marker, run_files
 from ssmpi.runtime.files.run_files import LOCKS, OWN_CODE, RUN_FILE, VERSIONS
-from ssmpi.runtime.host import git_commit
+from ssmpi.runtime.host import versions
 from ssmpi.runtime.host.clock import now
-from ssmpi.runtime.host.packages import package_versions
 from ssmpi.runtime.mpi.world import versions as mpi_versions
 from ssmpi.runtime.run_options import EvaluateOptions
 from ssmpi.state.checkpoint import disk
@@ -124,9 +123,9 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
             path.unlink()
     disk.make_folders(folder)
     disk.sync_folder(folder)  # else a power cut could bring back checkpoints of the earlier run
-    versions = {"ssmpi": __version__, **({"commit": git_commit.commit()} if git_commit.commit() else {})}
-    versions |= {"python": platform.python_version(), "machine": platform.platform()}
-    versions |= package_versions() | mpi_versions()
-    versions |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
-    atomic_file.write(folder / VERSIONS, json.dumps(versions, indent=1) + "\n")
+    found = {"ssmpi": __version__, **({"commit": versions.commit()} if versions.commit() else {})}
+    found |= {"python": platform.python_version(), "machine": platform.platform()}
+    found |= versions.package_versions() | mpi_versions()
+    found |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
+    atomic_file.write(folder / VERSIONS, json.dumps(found, indent=1) + "\n")
     save(folder, config, code)

@@ -17,7 +17,7 @@ from ssmpi.model import processor
 from ssmpi.runtime.host import launcher_env, memory_folder
 from ssmpi.runtime.host.host_memory import free_memory
 from ssmpi.runtime.host.mpi_environment import missing
-from ssmpi.runtime.host.packages import package_versions
+from ssmpi.runtime.host.versions import package_versions
 from ssmpi.runtime.mpi.world import Job, join
 from ssmpi.runtime.mpi.world import versions as mpi_versions
 from ssmpi.runtime.row_layout import RowLayout

@@ -22,7 +22,7 @@ from ssmpi.state.checkpoint.rows.row_store import RowStore, path_of, remove_beyo
 from ssmpi.state.checkpoint.rows.saver import RowSaver
 from ssmpi.state.checkpoint.store import Store
 from ssmpi.state.recovery.row_saves import schedule_of
-from ssmpi.state.recovery.run_record import Record
+from ssmpi.state.recovery.run_record import RunRecord
 from ssmpi.state.recovery.start import BEGINNING, Start
 from ssmpi.trainer.tables import load_rows
 
@@ -66,7 +66,7 @@ def serve_embeddings(config: Config, world: World, start: Start = BEGINNING) -> 
     server.checkpoint = max(map(checkpoint_number, Store(folder).committed()), default=0)
     store = RowStore(path_of(folder, world.index), arena, start.timeline)
     fraction = config.checkpoint.priority_fraction if tracker else 1.0
-    earlier = Record.read(folder).row_save_seconds
+    earlier = RunRecord.read(folder).row_save_seconds
     schedule = schedule_of(config, arena.placement.most_rows, fraction, earlier)
     saver = RowSaver(store, tracker, server, start.memory, schedule, earlier)
     server.take_lines = saver.take_lines

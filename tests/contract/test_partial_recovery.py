@@ -489,7 +489,7 @@ def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(
     through = train_over_threads(tmp_path / "through", small_data, *ONE, "topology.embedding_ps=2")
     killed = Killed(tmp_path / "killed", small_data, *TWO_PS, setting)
     checkpoint, _ = killed.start_and_save()
-    assert run_record.Record.read(killed.folder).timeline == 1
+    assert run_record.RunRecord.read(killed.folder).timeline == 1
     caplog.set_level("INFO", log.name)
 
     def refuse(*arguments):
@@ -501,7 +501,7 @@ def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(
     assert only["how"] == checkpoint.name
     assert why in only["lost"]
     assert f"all ranks go back to {checkpoint.name} (full recovery)" in caplog.text
-    assert run_record.Record.read(killed.folder).timeline == 2
+    assert run_record.RunRecord.read(killed.folder).timeline == 2
     result = killed.run.result
     assert (result["status"], result["pls"], result["examples"]) == ("complete", 0.0, 6_000)
     for mine, theirs in zip(killed.run.tables(), through.tables(), strict=True):

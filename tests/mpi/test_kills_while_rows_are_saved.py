@@ -40,7 +40,7 @@ def test_rows_that_are_saved_all_the_time_outlive_any_kill(start, memory):  # no
         job.until(lambda: not set(killed.values()) & set(job.living()))  # noqa: B023 - called in this turn only
         saved, _ = read_rows(path)  # DataError if its base is not whole
         job.until_it_trains()
-        last = run_record.Record.read(job.run).recoveries[-1]
+        last = run_record.RunRecord.read(job.run).recoveries[-1]
         assert last["how"] == ("partial" if lost else "memory")
         if lost:
             assert saved.newest.samples <= last["examples"]

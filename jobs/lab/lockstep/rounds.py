@@ -16,7 +16,7 @@ import numpy as np
 
 from ssmpi.model.options import DenseOptions
 from ssmpi.runtime.errors import SettingsError
-from ssmpi.runtime.mpi.in_process import AnsweringJob, Channel, InProcessConversation
+from ssmpi.runtime.mpi.in_process import AnsweringJob, InProcessChannel, InProcessConversation
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.mpi.service import Service
 from ssmpi.runtime.mpi.waiting import WaitOptions
@@ -96,7 +96,9 @@ class LockstepRounds:
         # Every merge is a message's: memory that others move knows no staleness.
         self._options = replace(options, pace="fixed_rate", every_iterations=1, every_seconds=0.0, shared_memory=False)
         topology = Topology(trainers=len(replicas), threads=self._pushing.threads, sync_ps=int(self._central))
-        self._channels = {name: Channel(self._job, topology.directory(name)) for name in ("replicas", "center")}
+        self._channels = {
+            name: InProcessChannel(self._job, topology.directory(name)) for name in ("replicas", "center")
+        }
         self._pool = ThreadPoolExecutor(len(replicas))
         if self._central:
             (rank,) = self._channels["center"].directory.ranks_of(Role.SYNC_PS)

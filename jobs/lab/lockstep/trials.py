@@ -19,7 +19,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
 from ssmpi.runtime.errors import DataError, SettingsError, TrainingError
 from ssmpi.runtime.files.log import during, log
-from ssmpi.runtime.host.git_commit import commit
+from ssmpi.runtime.host.versions import commit
 from ssmpi.trainer.metrics.log_files import JsonlFile
 from ssmpi.trainer.metrics.results import plain
 

@@ -22,7 +22,7 @@ from ssmpi.runtime.traffic import Link, Meter
 T = TypeVar("T")
 
 
-class Job(Protocol):
+class InProcessJob(Protocol):
     """What all ranks share."""
 
     lock: threading.RLock
@@ -47,21 +47,21 @@ class AnsweringJob:
             self.answer = answer
 
 
-class Channel:
+class InProcessChannel:
     """One conversation's messages sent and not received, receives posted and not answered, and collectives."""
 
-    def __init__(self, job: Job, directory: Directory) -> None:
+    def __init__(self, job: InProcessJob, directory: Directory) -> None:
         self.job, self.directory = job, directory
         self.sent: list[list[Envelope]] = [[] for _ in directory.members]
         self.awaited: list[list[Envelope]] = [[] for _ in directory.members]
-        self.collectives: list[tuple[str, dict[int, Any], Request]] = []
+        self.collectives: list[tuple[str, dict[int, Any], InProcessRequest]] = []
         self.chance = random.Random(0)
 
 
-class Request:
+class InProcessRequest:
     """The interface of an MPI request."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: InProcessJob) -> None:
         self.job, self.done = job, False
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
@@ -78,17 +78,17 @@ class Envelope:
     peer: int
     tag: int
     array: np.ndarray
-    request: Request
+    request: InProcessRequest
     thread: int
 
 
-class Arrived:
+class InProcessArrived:
     """As ``core.protocols.Arrival``; copied when it is received."""
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope, self.source, self.tag, self.size = envelope, envelope.peer, envelope.tag, envelope.array.size
 
-    def receive(self, array: np.ndarray) -> Request:
+    def receive(self, array: np.ndarray) -> InProcessRequest:
         """As ``Arrival``."""
         array.view(np.uint8).reshape(-1)[: self.size] = self._envelope.array
         self._envelope.request.done = True
@@ -98,23 +98,23 @@ class Arrived:
 class InProcessConversation:
     """One rank's end of a channel."""
 
-    def __init__(self, channel: Channel, rank: int, meter: Meter) -> None:
+    def __init__(self, channel: InProcessChannel, rank: int, meter: Meter) -> None:
         self._channel, self._job, self.meter = channel, channel.job, meter
         self.directory, self.names = channel.directory, channel.directory.names
         self.rank, self.size = rank, len(channel.directory.members)
         self._collectives = 0
 
-    def isend(self, array: np.ndarray, dest: int, tag: int, link: Link | None = None) -> Request:
+    def isend(self, array: np.ndarray, dest: int, tag: int, link: Link | None = None) -> InProcessRequest:
         """Start sending an array."""
         self.meter.sent(array.nbytes, link)
         return self._meet(array, (dest, self.rank, tag), self._channel.awaited, self._channel.sent)
 
-    def irecv(self, array: np.ndarray, source: int, tag: int, link: Link | None = None) -> Request:
+    def irecv(self, array: np.ndarray, source: int, tag: int, link: Link | None = None) -> InProcessRequest:
         """Start receiving into an array, which the message will fill."""
         self.meter.received(array.nbytes, link)
         return self.irecv_some(array, source, tag)
 
-    def irecv_some(self, room: np.ndarray, source: int, tag: int) -> Request:
+    def irecv_some(self, room: np.ndarray, source: int, tag: int) -> InProcessRequest:
         """Start receiving a message that may be shorter than its buffer."""
         return self._meet(room, (self.rank, source, tag), self._channel.sent, self._channel.awaited)
 
@@ -124,11 +124,12 @@ class InProcessConversation:
         address: tuple[int, int, int],
         others: Sequence[list[Envelope]],
         ours: Sequence[list[Envelope]],
-    ) -> Request:
+    ) -> InProcessRequest:
         """Match the first counterpart of the same source and tag at the destination, or queue up for one."""
         self._job.check()
         dest, source, tag = address
-        mine = Envelope(source, tag, array.view(np.uint8).reshape(-1), Request(self._job), threading.get_ident())
+        request, content = InProcessRequest(self._job), array.view(np.uint8).reshape(-1)
+        mine = Envelope(source, tag, content, request, threading.get_ident())
         with self._job.lock:
             other = next((o for o in others[dest] if (o.peer, o.tag) == (source, tag)), None)
             if other is None:
@@ -141,7 +142,7 @@ class InProcessConversation:
             mine.request.done = other.request.done = True
         return mine.request
 
-    def next_arrival(self) -> Arrived | None:
+    def next_arrival(self) -> InProcessArrived | None:
         """A message from any rank, for the caller to receive; or None."""
         self._job.check()
         with self._job.lock:
@@ -151,7 +152,7 @@ class InProcessConversation:
             sender = self._channel.chance.choice(sorted({(e.peer, e.thread) for e in waiting}))
             envelope = next(e for e in waiting if (e.peer, e.thread) == sender)
             waiting[:] = [e for e in waiting if e is not envelope]
-            return Arrived(envelope)
+            return InProcessArrived(envelope)
 
     def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
         """Source, tag and uint8 payload (valid until the next call) of a message from any rank, or None."""
@@ -162,7 +163,7 @@ class InProcessConversation:
         arrived.receive(payload)
         return arrived.source, arrived.tag, payload
 
-    def iallreduce(self, array: np.ndarray) -> Request:
+    def iallreduce(self, array: np.ndarray) -> InProcessRequest:
         """Start summing an array in place over all ranks, in their order."""
 
         def add(arrays: dict[int, np.ndarray]) -> None:
@@ -173,7 +174,7 @@ class InProcessConversation:
         self.meter.reduced(array.nbytes, self.size)
         return self._collective("allreduce", array, add)
 
-    def ibcast(self, array: np.ndarray) -> Request:
+    def ibcast(self, array: np.ndarray) -> InProcessRequest:
         """Start broadcasting the first rank's array."""
 
         def copy(arrays: dict[int, np.ndarray]) -> None:
@@ -183,7 +184,7 @@ class InProcessConversation:
         self.meter.spread(array.nbytes, self.rank, self.size)
         return self._collective("bcast", array, copy)
 
-    def ibarrier(self) -> Request:
+    def ibarrier(self) -> InProcessRequest:
         """Start a barrier over all ranks."""
         return self._collective("barrier", None, lambda _: None)
 
@@ -191,7 +192,7 @@ class InProcessConversation:
         """A conversation of the ranks that give the same color, in rank order."""
         colors = self.gather(color)
         ranks = [rank for rank, other in enumerate(colors) if other == color]
-        mine = Channel(self._job, self.directory.subset(ranks)) if self.rank == ranks[0] else None
+        mine = InProcessChannel(self._job, self.directory.subset(ranks)) if self.rank == ranks[0] else None
         shared = self.gather(mine)[ranks[0]]
         assert shared
         return InProcessConversation(shared, ranks.index(self.rank), self.meter)
@@ -213,13 +214,13 @@ class InProcessConversation:
             time.sleep(1e-4)
         return found
 
-    def _collective(self, kind: str, argument: Any, complete: Callable[[dict[int, Any]], None]) -> Request:
+    def _collective(self, kind: str, argument: Any, complete: Callable[[dict[int, Any]], None]) -> InProcessRequest:
         """The next collective of this rank; the last rank to come does the work for all."""
         self._job.check()
         with self._job.lock:
             collectives = self._channel.collectives
             if self._collectives == len(collectives):
-                collectives.append((kind, {}, Request(self._job)))
+                collectives.append((kind, {}, InProcessRequest(self._job)))
             expected, arguments, request = collectives[self._collectives]
             self._collectives += 1
             assert kind == expected, f"{self.names[self.rank]} calls {kind} where another rank called {expected}"

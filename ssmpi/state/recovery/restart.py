@@ -33,7 +33,7 @@ from ssmpi.state.recovery import lost_servers, run_record
 from ssmpi.state.recovery.decision import FROM_BEGINNING, FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.state.recovery.ledger import Ledger
 from ssmpi.state.recovery.previous_memory import MemoryPlace, refuse_left, remove_everywhere
-from ssmpi.state.recovery.run_record import Record
+from ssmpi.state.recovery.run_record import RunRecord
 from ssmpi.state.recovery.start import Start
 from ssmpi.state.recovery.warm_state import noted_ledger
 
@@ -86,7 +86,7 @@ def begin_without_launcher(job: Job, plan: ResumePlan) -> Start:
         memory, _ = MemoryPlace.of(plan.config, job.rank, plan.previous).inspect()
         if any(job.gather(memory is not None)):
             job.agree(lambda: refuse_left(run, "a start without 'ssmpi launch', or with recovery.mode = 'off'"))
-    if job.agree(lambda: Record.read(run).launch):  # this job does not go on from that launch's memory
+    if job.agree(lambda: RunRecord.read(run).launch):  # this job does not go on from that launch's memory
         job.agree(lambda: run_record.begin_start(run, "", 0))
         remove_everywhere(job, plan.config, plan.previous)
     return without_memory(job, plan, ProcessMemory(), choose_checkpoint(job, plan), 0)
@@ -95,7 +95,7 @@ def begin_without_launcher(job: Job, plan: ResumePlan) -> Start:
 def inspect(job: Job, plan: ResumePlan, launch: str) -> tuple[MemoryFile | None, list[Found]]:
     """The memory of a launch that this rank may resume from, and what every rank has found of its own."""
     memory, why = MemoryPlace.of(plan.config, job.rank, launch).inspect()
-    first = job.agree(lambda: Record.read(plan.config.run.path).first_start)
+    first = job.agree(lambda: RunRecord.read(plan.config.run.path).first_start)
     if memory and memory.origin.start < first:
         why = f"what is there is that of start {memory.origin.start}, and start {first} began without memory"
         memory = None
@@ -142,7 +142,7 @@ def decide(
     ledger, outcome = noted_ledger(memory)
     if outcome:  # the last start may have been killed before it wrote it
         run_record.complete(run, outcome)
-    record = Record.read(run)
+    record = RunRecord.read(run)
     choice = choose(found, ledger.starts if ledger else (), plan.config.topology, plan.config.recovery)
     if choice.how != FULL and not plan.again:
         run_record.count_start(run, max((each.get("examples", 0) for each in record.recoveries), default=0))
@@ -202,7 +202,7 @@ def take_over(plan: ResumePlan, path: Path | None) -> None:
 
 
 def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
-    """Record the start, unless the same launch restarts the job (``again``), which has its own limit; set newer
+    """RunRecord the start, unless the same launch restarts the job (``again``), which has its own limit; set newer
     checkpoints aside, so that the next job resumes from what this one saves.
     """
     if not again:
@@ -230,7 +230,7 @@ def record(run: Path, supervised: Supervised, how: str, lost: str = "", more: Ma
     else:
         there = f"{'the ' * (how == FROM_BEGINNING)}{how}"
         log.info(f"{this}: {lost}: all ranks go back to {there} (full recovery)")
-    before = [each["at"] for each in Record.read(run).recoveries]
+    before = [each["at"] for each in RunRecord.read(run).recoveries]
     run_record.add(run, {
         "start": supervised.start,
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),

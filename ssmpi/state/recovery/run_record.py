@@ -43,7 +43,7 @@ class Left(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """What ``recoveries.json`` holds, ``found``. Other keys than these stay there."""
 
     found: Mapping[str, Any]
@@ -90,7 +90,7 @@ class Record:
         return max(map(float, self.found.get(SAVING, {}).values()), default=0.0)
 
     @classmethod
-    def read(cls, run: Path) -> Record:
+    def read(cls, run: Path) -> RunRecord:
         """That of a run folder; of a run not started if there is no file. DamageError if it cannot be read: writing it
         anew would lose it.
         """
@@ -130,7 +130,7 @@ class Record:
 
 def owner(run: Path) -> str:
     """The launch that the run belongs to; empty before the first, or if the record is not the folder's own."""
-    record = Record.read(run)
+    record = RunRecord.read(run)
     return record.launch if run.is_dir() and record.is_own(run) else ""
 
 
@@ -138,7 +138,7 @@ def left(run: Path) -> Left | None:
     """The launch whose memory is ahead of the run's checkpoints, if it has survived; None if the last launch saved the
     run, or if the record is not the folder's own.
     """
-    record = Record.read(run)
+    record = RunRecord.read(run)
     unsaved = record.launch and "folder" in record.found and record.is_own(run)
     return Left(record.launch, record.start) if unsaved and not (run / RESULT_NAME).exists() else None
 
@@ -146,7 +146,7 @@ def left(run: Path) -> Left | None:
 def begin_start(run: Path, launch: str, start: int = 1) -> None:
     """Assign the run to a start of a launch."""
     with _writing:
-        record = Record.read(run)
+        record = RunRecord.read(run)
         earlier = record.found.get("earlier", 0) if launch == record.launch else len(record.recoveries)
         folder = run.stat().st_ino
         _write(run, {**record.found, "launch": launch, "start": start, "earlier": earlier, "folder": folder})
@@ -155,7 +155,7 @@ def begin_start(run: Path, launch: str, start: int = 1) -> None:
 def begin_timeline(run: Path, start: int = 0) -> int:
     """Start a new timeline, with this start of its launch, and return its number."""
     with _writing:
-        found = dict(Record.read(run).found)
+        found = dict(RunRecord.read(run).found)
         if "timeline" not in found and (run / ROWS).exists():
             found["timeline"] = int(time.time())  # the record is gone: no row save may belong to the new timeline
         timeline = found.get("timeline", 0) + 1
@@ -166,7 +166,7 @@ def begin_timeline(run: Path, start: int = 0) -> int:
 def add(run: Path, recovery: dict[str, Any]) -> None:
     """Append a recovery."""
     with _writing:
-        record = Record.read(run)
+        record = RunRecord.read(run)
         _write(run, {**record.found, "recoveries": [*record.recoveries, recovery]})
 
 
@@ -174,7 +174,7 @@ def outcome(run: Path, more: dict[str, Any]) -> dict[str, Any]:
     """The fields to add to the last recovery when training resumes, with the seconds taken to restore the state. Empty
     if this start is not a recovery.
     """
-    if not (last := Record.read(run).unfinished()):
+    if not (last := RunRecord.read(run).unfinished()):
         return {}
     at = last["seconds"]["process"] + last["seconds"].get("load", 0.0)  # the age of this process at that time
     restore = max(0.0, process_age() - at)
@@ -186,7 +186,7 @@ def complete(run: Path, outcome: Mapping[str, Any]) -> dict[str, Any]:
     last or has its outcome already.
     """
     with _writing:
-        record = Record.read(run)
+        record = RunRecord.read(run)
         last = record.unfinished()
         if not outcome or last.get("at") != outcome["at"]:
             return {}
@@ -196,16 +196,16 @@ def complete(run: Path, outcome: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_saved(run: Path, durations: Mapping[int, float]) -> None:
-    """Record how many seconds the last save of all rows took, by embedding PS: that must outlive its memory."""
+    """RunRecord how many seconds the last save of all rows took, by embedding PS: that must outlive its memory."""
     with _writing:
-        found = Record.read(run).found
+        found = RunRecord.read(run).found
         more = {str(server): round(seconds, 6) for server, seconds in durations.items()}
         _write(run, {**found, SAVING: {**found.get(SAVING, {}), **more}})
 
 
 def count_start(run: Path, examples: int) -> None:
-    """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
-    before = [place for place in Record.read(run).attempts if place != NOT_BEGUN]
+    """RunRecord that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
+    before = [place for place in RunRecord.read(run).attempts if place != NOT_BEGUN]
     if before[-MOST:] == [examples] * MOST:
         raise UserError(
             f"{run}: the last {MOST} jobs of this run began after {examples:,} examples, as this one would,"
@@ -216,9 +216,9 @@ def count_start(run: Path, examples: int) -> None:
 
 
 def add_attempt(run: Path, examples: int) -> None:
-    """Record that a job began after ``examples``, or has ``NOT_BEGUN``."""
+    """RunRecord that a job began after ``examples``, or has ``NOT_BEGUN``."""
     with _writing:
-        record = Record.read(run)
+        record = RunRecord.read(run)
         _write(run, {**record.found, "attempts": [*record.attempts, examples]})
 
 

@@ -20,7 +20,7 @@ from ssmpi.state.checkpoint import files, store
 from ssmpi.state.checkpoint.trainer_state import Checkpoint
 from ssmpi.state.recovery.decision import PARTIAL
 from ssmpi.state.recovery.ledger import Booking, Ledger
-from ssmpi.state.recovery.run_record import Record
+from ssmpi.state.recovery.run_record import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
@@ -256,7 +256,7 @@ class RecoveryNotes:
         kept = saved if isinstance(saved, WarmState) else None
         self._again: tuple[int, int] = kept.state["reassigned"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
-        self._logged = kept.state["logged"] if kept else len(Record.read(run).resumed()) if log else 0
+        self._logged = kept.state["logged"] if kept else len(RunRecord.read(run).resumed()) if log else 0
         self.write()
 
     def write_if_due(self) -> None:
@@ -276,7 +276,7 @@ class RecoveryNotes:
     def log_recoveries(self) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
         assert self._log
-        found = Record.read(self.run).resumed()
+        found = RunRecord.read(self.run).resumed()
         for recovery in found[self._logged :]:
             self._log.recovered(recovery)
             if recovery["how"] == PARTIAL:

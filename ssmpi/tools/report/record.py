@@ -182,7 +182,7 @@ def read_json(path: Path) -> Any:
 
 def _recoveries(folder: Path, missing: list[str]) -> list[dict[str, Any]]:
     try:
-        return [each for each in run_record.Record.read(folder).recoveries if isinstance(each, dict)]
+        return [each for each in run_record.RunRecord.read(folder).recoveries if isinstance(each, dict)]
     except DamageError as error:
         missing.append(f"{error.path.name}: {error.found}: its recoveries are not known")
         return []

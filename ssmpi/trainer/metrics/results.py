@@ -28,8 +28,8 @@ from ssmpi.trainer.metrics.metric_logger import MetricLogger
 from ssmpi.trainer.metrics.trainer_report import nested
 
 if TYPE_CHECKING:
-    from ssmpi.config import Run
     from ssmpi.embedding.keyed_table import KeyCounts
+    from ssmpi.runtime.run_options import RunOptions
     from ssmpi.runtime.topology import Topology
     from ssmpi.state.recovery.warm_state import Saved
 
@@ -54,7 +54,7 @@ class RunResults:
     """
 
     def __init__(
-        self, folder: Path, options: Run, topology: Topology, expected: int, saved: Saved | None = None,
+        self, folder: Path, options: RunOptions, topology: Topology, expected: int, saved: Saved | None = None,
         booking: Booking | None = None,
     ) -> None:  # fmt: skip
         self.folder, self._expected = folder, expected
@@ -157,7 +157,7 @@ class RunResults:
         if not self._behind.settle(CLOSING_SECONDS):
             log.error(f"error: {self.folder / RECOVERIES}: its disk has not answered for {CLOSING_SECONDS:g} s")
         try:
-            found = run_record.Record.read(self.folder).recoveries
+            found = run_record.RunRecord.read(self.folder).recoveries
         except DataError as error:
             log.error(f"error: {RESULT_NAME} lacks the run's recoveries: {error}")
             return {}

@@ -425,7 +425,7 @@ def test_what_is_newer_than_what_was_gone_on_from_does_not_count_any_more(two_ch
     restart.resume_from(two_checkpoints, older)
     assert Store(two_checkpoints).committed() == [older]
     assert (newest.parent / "set-aside-checkpoint-000002" / "manifest.json").is_file()
-    assert run_record.Record.read(two_checkpoints).attempts[-1] == read_manifest(older).state["examples"]
+    assert run_record.RunRecord.read(two_checkpoints).attempts[-1] == read_manifest(older).state["examples"]
     again = Store(
         two_checkpoints
     ).begin()  # under another number than what was set aside, which may be needed once more

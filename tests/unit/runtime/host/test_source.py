@@ -9,7 +9,7 @@ import pytest
 from runs import write_run_file
 
 import ssmpi
-from ssmpi.runtime.host import git_commit
+from ssmpi.runtime.host import versions
 from ssmpi.state import run_folder
 
 
@@ -35,39 +35,39 @@ def package(tmp_path):
 def test_a_package_in_a_checkout_has_a_commit(package, monkeypatch, tmp_path):
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))  # as in a hook
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
-    found = git_commit.commit(package)
+    found = versions.commit(package)
     monkeypatch.undo()
-    assert found == git(package, "rev-parse", "HEAD")[: git_commit.DIGITS]
+    assert found == git(package, "rev-parse", "HEAD")[: versions.DIGITS]
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "new.py"])
 def test_a_changed_package_is_modified(package, name):
     (package / name).write_text("x = 1\n")
-    assert git_commit.commit(package).endswith(", modified")
+    assert versions.commit(package).endswith(", modified")
 
 
 def test_an_installed_package_has_none(package, monkeypatch, tmp_path):
     """Also in the virtual environment of somebody else's checkout, and without git."""
     (tmp_path / "installed").mkdir()
-    assert git_commit.commit(tmp_path / "installed") == ""
+    assert versions.commit(tmp_path / "installed") == ""
     other = package.parent / "venv" / "package"
     other.mkdir(parents=True)
     (other / "__init__.py").write_text("")
-    assert git_commit.commit(other) == ""
+    assert versions.commit(other) == ""
     monkeypatch.setenv("PATH", "")
-    git_commit.commit.cache_clear()
-    assert git_commit.commit(package) == ""
+    versions.commit.cache_clear()
+    assert versions.commit(package) == ""
 
 
 @pytest.mark.parametrize("commit", ["3d04bdb2a1c0, modified", ""])
 def test_a_run_records_it(tmp_path, small_data, monkeypatch, commit):
-    monkeypatch.setattr(git_commit, "commit", lambda: commit)
+    monkeypatch.setattr(versions, "commit", lambda: commit)
     config = write_run_file(tmp_path, small_data)
     run_folder.make(tmp_path / "run", config, overwrite=False)
-    versions = json.loads((tmp_path / "run" / "versions.json").read_text())
-    assert versions.get("commit", "") == commit
+    found = json.loads((tmp_path / "run" / "versions.json").read_text())
+    assert found.get("commit", "") == commit
 
 
 def test_it_asks_about_the_whole_package():
-    (package,) = inspect.signature(git_commit.commit).parameters.values()
+    (package,) = inspect.signature(versions.commit).parameters.values()
     assert package.default == Path(ssmpi.__file__).parent

@@ -335,11 +335,11 @@ def test_a_run_that_gets_nowhere_twice_is_given_up(tmp_path):
 )
 def test_where_jobs_began_is_read_once_from_the_file_of_earlier_versions(tmp_path, written, read):
     (tmp_path / "attempts.json").write_text(written)
-    assert run_record.Record.read(tmp_path).attempts == read
+    assert run_record.RunRecord.read(tmp_path).attempts == read
     run_record.begin_start(tmp_path, "launch")
     (tmp_path / "attempts.json").write_text("[9]")  # it is not looked at again
     run_record.add_attempt(tmp_path, 700)
-    assert run_record.Record.read(tmp_path).attempts == [*read, 700]
+    assert run_record.RunRecord.read(tmp_path).attempts == [*read, 700]
 
 
 def test_due_by_examples_or_by_time():

@@ -372,7 +372,7 @@ def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatc
         f" '{tmp_path / RECOVERIES}'"
     ]
     results.logbook.close()
-    assert run_record.Record.read(tmp_path).row_save_seconds == 0.5
+    assert run_record.RunRecord.read(tmp_path).row_save_seconds == 0.5
     written = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [each["rows"] for each in written] == [3, 3]
 

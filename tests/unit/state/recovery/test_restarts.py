@@ -384,7 +384,7 @@ def test_a_row_save_and_a_recovery_are_both_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(run_record, "_write", write_late)
     run_record.rows_saved(tmp_path, {0: 3.0})
     others[0].join()
-    record = run_record.Record.read(tmp_path)
+    record = run_record.RunRecord.read(tmp_path)
     assert (record.row_save_seconds, record.recoveries) == (3.0, [{"at": "now"}])
 
 
@@ -425,11 +425,11 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
     monkeypatch.setattr(restart, "process_age", lambda: 0.5)
     more = {"rows_reloaded": 5, "seconds": {"load": 0.25}}
     restart.record(tmp_path, Supervised("launch", 2, time.time() - 1), PARTIAL, "", more)
-    *_, partial = run_record.Record.read(tmp_path).recoveries
+    *_, partial = run_record.RunRecord.read(tmp_path).recoveries
     assert (partial["rows_reloaded"], partial["seconds"]["load"]) == (5, 0.25)
     assert 0.75 <= partial["seconds"]["ranks"] < 0.95
     restart.record(tmp_path, Supervised("launch", 3, time.time() + 3600), FROM_BEGINNING, "it is lost")
-    *_, second = run_record.Record.read(tmp_path).recoveries
+    *_, second = run_record.RunRecord.read(tmp_path).recoveries
     assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why
     assert second["seconds"]["ranks"] == second["seconds"]["process"] > 0  # the clock was set back meanwhile
 

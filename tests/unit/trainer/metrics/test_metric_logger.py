@@ -123,7 +123,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
     del documented[RECOVERY]  # which takes a kill: tests/contract/test_partial_recovery.py
     del documented[KEYS]  # which takes dynamic tables: tests/contract/test_dynamic_tables.py
     assert found == documented
-    assert run_record.Record.read(run.folder).row_save_seconds > 0
+    assert run_record.RunRecord.read(run.folder).row_save_seconds > 0
     assert markdown().count("\n") == len(FIELDS) + 1
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from faults import no_room
 
-from ssmpi.config import Run
 from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.quality import BINS, Quality
+from ssmpi.runtime.run_options import RunOptions
 from ssmpi.runtime.topology import Topology
 from ssmpi.runtime.traffic import COUNTED, LINKS
 from ssmpi.state.checkpoint import store
@@ -22,7 +22,7 @@ from ssmpi.trainer.metrics.trainer_report import COUNTERS, TrainerReport
 
 @pytest.fixture
 def results(tmp_path):
-    return RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=10)
+    return RunResults(tmp_path, RunOptions(tensorboard=False), Topology(), expected=10)
 
 
 def test_a_run_that_lost_rows_is_not_complete(results, tmp_path):
@@ -41,7 +41,7 @@ def test_a_run_whose_evaluations_have_no_ne_resumes_and_is_whole(results, tmp_pa
     saved = json.loads(json.dumps(plain(results.evaluations)))
     assert saved["validation"]["best"]["ne"] is None
     earlier = SimpleNamespace(state={"evaluations": saved}, scored=list)
-    resumed = RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=10, saved=earlier)
+    resumed = RunResults(tmp_path, RunOptions(tensorboard=False), Topology(), expected=10, saved=earlier)
     resumed.evaluated("validation", Scored(np.zeros(1), unknown, 0.0))
     assert resumed.evaluations["validation"]["best"]["ne"] is None
     resumed.evaluated("validation", Scored(np.zeros(1), known, 0.0))
@@ -64,7 +64,7 @@ def report_of(traffic):
 
 def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     """A job that goes on from another's numbers, as a checkpoint or a killed start has left them."""
-    first = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1_000)
+    first = RunResults(tmp_path, RunOptions(tensorboard=False), Topology(trainers=2), expected=1_000)
     one, two = np.arange(len(COUNTED)) + 1.0, 100 * (np.arange(len(COUNTED)) + 1.0)
     first.logbook.gathered(0, report_of(one))
     first.logbook.window()
@@ -73,7 +73,7 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     numbers, _ = first.logbook.state()
     assert numbers["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size  # not what has travelled
     earlier = SimpleNamespace(state={"logbook": json.loads(json.dumps(numbers))}, scored=list)
-    second = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1_000, saved=earlier)
+    second = RunResults(tmp_path, RunOptions(tensorboard=False), Topology(trainers=2), expected=1_000, saved=earlier)
     second.logbook.gathered(1, report_of(one))
     second.finish(stopped=True)
     found = json.loads((tmp_path / "result.json").read_text())
@@ -119,7 +119,7 @@ def test_what_training_stood_still_for_is_no_time_of_training(results, monkeypat
 def test_a_stop_whose_result_cannot_be_written_is_a_stop(tmp_path, inject, caplog):
     """Its checkpoint is complete; it ended with 2, and was not requeued. A run that is done needs its result."""
     inject(atomic_file, "write", no_room)
-    made = [RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=0) for _ in range(2)]
+    made = [RunResults(tmp_path, RunOptions(tensorboard=False), Topology(), expected=0) for _ in range(2)]
     made[0].finish(stopped=True)
     assert "error: no result.json ([Errno 28]" in caplog.text
     with pytest.raises(OSError, match="No space"):

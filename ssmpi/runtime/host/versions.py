@@ -1,14 +1,18 @@
-"""Which code is running: the commit of the git checkout that contains this package, if there is one."""
+"""Which code is running: the commit of the git checkout that contains this package, if there is one, and the installed
+versions of the packages that a result depends on.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 LIMIT_SECONDS = 10.0  # for git, which may look at a slow disk
 DIGITS = 12
+PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 
 
 @cache
@@ -20,6 +24,11 @@ def commit(package: Path = Path(__file__).parents[2]) -> str:
         return ""  # no checkout, or one of something else that this package was only put into
     found = _git(package, "rev-parse", f"--short={DIGITS}", "HEAD")
     return f"{found}, modified" if found and _git(package, "status", "--porcelain", "--", ".") else found
+
+
+def package_versions() -> dict[str, str]:
+    """The installed version of each of ``PACKAGES``."""
+    return {name: metadata.version(name) for name in PACKAGES}
 
 
 def _git(folder: Path, *words: str) -> str:
