@@ -13,10 +13,10 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 from ssmpi.cluster.node_layout import NodeLayout, layout_of
-from ssmpi.cluster.requeue import say
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.mpi.failure import say
 from ssmpi.runtime.topology import Topology
 
 

@@ -24,7 +24,7 @@ from ssmpi.cluster import child_process, site
 from ssmpi.cluster.child_process import session_folder
 from ssmpi.cluster.hosts import Hosts, check_names
 from ssmpi.cluster.launcher_output import StderrRelay
-from ssmpi.cluster.requeue import LaunchAttempt, say
+from ssmpi.cluster.requeue import LaunchAttempt
 from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import POLL_SECONDS, StopSignals
@@ -32,6 +32,7 @@ from ssmpi.config import Config
 from ssmpi.runtime.errors import LOST, STOPPED, UserError
 from ssmpi.runtime.files.run_files import LAUNCH_LOCK
 from ssmpi.runtime.host.mpi_environment import PASSED_ON, PYTHON, environment
+from ssmpi.runtime.mpi.failure import say
 from ssmpi.state import requirements
 from ssmpi.state.recovery import run_record
 from ssmpi.state.recovery.run_record import Left

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -16,6 +15,7 @@ from ssmpi.runtime.errors import LOST, STOPPED, DataError
 from ssmpi.runtime.files import log, result_marker
 from ssmpi.runtime.files.run_files import RESULT_NAME
 from ssmpi.runtime.host.mpi_environment import START_LIMIT
+from ssmpi.runtime.mpi.failure import say
 from ssmpi.state.recovery import run_record
 
 REFUSED = 2  # exit code of errors that the user can fix, also of ranks that did not start the run
@@ -130,8 +130,3 @@ def attempts(run: Path) -> list[int]:
         return run_record.RunRecord.read(run).attempts
     except DataError:
         return []
-
-
-def say(text: str) -> None:
-    """A line in the job's log."""
-    print(text, file=sys.stderr, flush=True)

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.cluster.requeue import say
 from ssmpi.runtime.errors import DIVERGED, OUT_OF_MEMORY, DataError
 from ssmpi.runtime.files import log
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.host_memory import oom_kills
 from ssmpi.runtime.host.mpi_environment import SEGMENTS
+from ssmpi.runtime.mpi.failure import say
 from ssmpi.state.recovery.run_record import RunRecord
 from ssmpi.state.recovery.start import Supervised
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable
+from subprocess import Popen
 from types import FrameType
-from typing import Protocol
 
 from ssmpi.runtime.mpi import signals
+from ssmpi.runtime.mpi.failure import say
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -19,19 +19,6 @@ LIMIT_SECONDS = 5.0  # tolerated difference between SLURM's clock and a host's
 REPEAT_SECONDS = 1.0
 STARTING_SECONDS = 60.0  # until a launcher has begun all ranks, at most: it passes signals on to those that it has
 OTHER_SECONDS = 30.0  # SLURM's default KillWait: a scheduler that escalates has sent all its signals by then
-
-
-class LauncherProcess(Protocol):
-    """The launcher's process."""
-
-    def poll(self) -> int | None:
-        """The exit code; None while it runs."""
-
-    def send_signal(self, sig: int) -> None:
-        """Send it a signal; nothing happens if it has ended."""
-
-    def terminate(self) -> None:
-        """Send it SIGTERM, upon which launchers kill their ranks."""
 
 
 class StopSignals:
@@ -49,7 +36,7 @@ class StopSignals:
     def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """``time_limit`` is when the scheduler ends the job, in seconds of ``clock``; None if unknown."""
         self._clock, self._time_limit = clock, time_limit
-        self._job: LauncherProcess | None = None  # none between two starts
+        self._job: Popen[bytes] | None = None  # none between two starts
         self._first: dict[int, float] = {}  # when each signal came first
         self._start = self._asked = 0.0  # when the job started, and when it was last told to stop
         self.begun = self._limited = False  # whether a job was told to stop; whether the scheduler's limit was reached
@@ -72,7 +59,7 @@ class StopSignals:
         for signum in STOP_SIGNALS:
             signals.handle(signum, self.take)
 
-    def follow(self, job: LauncherProcess, stopping: Callable[[], None]) -> None:
+    def follow(self, job: Popen[bytes], stopping: Callable[[], None]) -> None:
         """Forward signals to ``job``, including those received already. ``stopping`` is called when the stop begins."""
         self._job, self._stopping, self._start = job, stopping, self._clock()
         if self._first:
@@ -85,7 +72,7 @@ class StopSignals:
         if self._job and self.begun and not self.ended and starting and due:
             self._tell(self._job)
 
-    def _tell(self, job: LauncherProcess) -> None:
+    def _tell(self, job: Popen[bytes]) -> None:
         self._asked = self._clock()
         job.send_signal(signal.SIGUSR1)
 
@@ -130,8 +117,3 @@ class StopSignals:
         self._stopping()
         say(f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save")
         self._tell(self._job)
-
-
-def say(text: str) -> None:
-    """A line on standard error."""
-    print(text, file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from threading import Thread
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,23 +31,28 @@ if TYPE_CHECKING:
 StartThread = Callable[..., Thread]
 
 
-class Lanes(Protocol):
-    """What ``Trainer`` uses."""
+class Lanes:
+    """Of a trainer that holds a replica alone: threads 0 and up are its ``workers``, and nobody needs its help."""
 
-    workers: range
-    helpers: range  # numbers of the threads, which follow those of the workers
+    helpers = range(0)  # numbers of the threads, which follow those of the workers
+
+    def __init__(self, replica: Replica, threads: int) -> None:
+        self._replica, self.workers = replica, range(threads)
 
     def begin(self, start: StartThread) -> None:
         """A part of the run begins, before its threads are started."""
 
     def model(self, thread: int) -> ThreadModel:
         """The network as a worker thread computes it. Called on that thread."""
+        return self._replica.thread_model()
 
     def optimizer(self, own: DenseStep) -> DenseStep:
         """What steps all of the network, from what steps what this trainer owns."""
+        return own
 
     def helper(self, thread: int) -> HelperModel:
         """What a helper thread computes with, by its number. Called on that thread."""
+        raise AssertionError(f"thread {thread} helps nobody")
 
     def close(self, thread: int) -> None:
         """The batches of a worker thread have ended. Called on that thread."""
@@ -56,41 +61,11 @@ class Lanes(Protocol):
         """The part has ended, on all threads."""
 
 
-class WholeLanes:
-    """Of a trainer that holds a replica alone."""
-
-    helpers = range(0)
-
-    def __init__(self, replica: Replica, threads: int) -> None:
-        self._replica, self.workers = replica, range(threads)
-
-    def begin(self, start: StartThread) -> None:
-        """Nothing to do."""
-
-    def model(self, thread: int) -> ThreadModel:
-        """As ``Lanes``."""
-        return self._replica.thread_model()
-
-    def optimizer(self, own: DenseStep) -> DenseStep:
-        """As ``Lanes``."""
-        return own
-
-    def helper(self, thread: int) -> HelperModel:
-        """There is none."""
-        raise AssertionError(f"thread {thread} helps nobody")
-
-    def close(self, thread: int) -> None:
-        """Nothing to do."""
-
-    def end(self) -> None:
-        """Nothing to do."""
-
-
-class GroupLanes:
+class GroupLanes(Lanes):
     """Of a member of a group, whose ``replica`` holds what it owns. Every member creates it."""
 
     def __init__(self, config: Config, world: World, replica: Replica) -> None:
-        topology, self._member, self._replica = config.topology, world.group.rank, replica
+        topology, self._member = config.topology, world.group.rank
         homes = [member for member in range(topology.group) if topology.is_home(member)]
         self._parts = {home: transform(config.network, config.places, self._member, home) for home in homes}
         replica.measured.forget_others({name for part in self._parts.values() for name in part.widths})
@@ -101,7 +76,8 @@ class GroupLanes:
         self._mailboxes = Mailboxes(world.group, every, config.waiting, mapped=config.run.shared_memory)
         self._helped = [lane for lane in self._lanes if self._member in self._parts[lane[0]].helpers]
         own = len(self._lanes) - topology.helpers(world.index)
-        self.workers, self.helpers = range(own), range(own, own + len(self._helped))
+        super().__init__(replica, own)
+        self.helpers = range(own, own + len(self._helped))
         self._models: dict[int, HomeModel] = {}
         self._mover: tuple[Mover, Thread] | None = None
 
@@ -148,8 +124,4 @@ class GroupLanes:
 
 def make_lanes(config: Config, world: World, replica: Replica) -> Lanes:
     """The lanes of a trainer; every member of its group calls it."""
-    return (
-        GroupLanes(config, world, replica)
-        if config.topology.group > 1
-        else WholeLanes(replica, config.topology.threads)
-    )
+    return GroupLanes(config, world, replica) if config.topology.group > 1 else Lanes(replica, config.topology.threads)

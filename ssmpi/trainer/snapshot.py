@@ -90,7 +90,6 @@ class Snapshots:
     config: Config
     reader: SplitReader
     placement: Placement
-    replica: Replica
     model: CommonModel
     live: LiveState
     progress: Progress
@@ -129,7 +128,7 @@ class Snapshots:
         if self.results:
             examples = int(self.results.logbook.totals()["examples"])
             state = {"examples": examples, **self._about(), ALGORITHM: self.config.sync.identity}
-        optimizer = dense_vectors.split(arrays, OwnedParameters(self.replica.network))
+        optimizer = dense_vectors.split(arrays, OwnedParameters(self.model.replica.network))
         found = self._model(vector, state)
         size = sum(values.nbytes for values in arrays.values())
         return replace(
@@ -138,12 +137,12 @@ class Snapshots:
 
     def _model(self, vector: np.ndarray, state: dict[str, Any]) -> Snapshot:
         rows = sum(self.placement.cardinalities) * self.config.rows.row_bytes
-        return Snapshot(self.replica.datasets(vector), rows + vector.nbytes, state)
+        return Snapshot(self.model.replica.datasets(vector), rows + vector.nbytes, state)
 
     def _about(self) -> dict[str, Any]:
         """The state needed to score a model without its run."""
         origin = DataOrigin.of_data(self.reader.folder, self.reader.manifest)
-        return {KEY: origin.state(), saved_network.KEY: graph.as_json(self.replica.network), **self._keys()}
+        return {KEY: origin.state(), saved_network.KEY: graph.as_json(self.model.replica.network), **self._keys()}
 
     def _keys(self) -> dict[str, Any]:
         """What the dynamic tables hold, by feature."""

@@ -81,8 +81,8 @@ class Trainer:
         if world.index == 0:
             self._results = RunResults(folder, config.run, config.topology, expected, saved, booking)
         self._snapshots = Snapshots(
-            config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica,
-            model=self._model, live=live, progress=self.progress, checked=self._feed.checked, results=self._results,
+            config=config, reader=self._reader, placement=self.tables.placement, model=self._model, live=live,
+            progress=self.progress, checked=self._feed.checked, results=self._results,
         )  # fmt: skip
         logbook = self._results.logbook if self._results else None
         timer = CheckpointTimer(config.checkpoint, self.progress.examples_of_all, memory)
