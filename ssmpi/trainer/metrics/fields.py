@@ -1,6 +1,5 @@
-"""Every field of ``metrics.jsonl``: in which kinds of lines it is, and what it means, which the documentation has as a
-table; and metrics in words, with a progress bar. ``metric_logger`` writes them; what a trainer measures comes to it as
-a ``trainer_report``.
+"""Every field of ``metrics.jsonl``: the kinds of lines that have it and its meaning, also as a table for the
+documentation. Then metrics in words, and the progress bar. ``metric_logger`` writes the lines.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ ALL, SCORED, SAVED = KINDS, (TRAIN, EVALUATION), (CHECKPOINT, ROW_SAVE)
 FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "kind": (ALL, "`train` for a window of training, `evaluation`, `checkpoint`, `row_save`, `recovery`, or `keys`"),
     "examples": (ALL, "examples of all trainers so far, earlier jobs of the run included"),
-    "seconds": (ALL, "seconds of training so far, earlier jobs included; evaluations and saves are left out"),
-    "eps": ((TRAIN,), "examples a second in this window, all trainers; pauses between parts are left out"),
-    EPS_BY_TRAINER: ((TRAIN,), "the same of each trainer, a list"),
-    STEPS_BY_TRAINER: ((TRAIN,), "iterations a second of each trainer in this window, a list"),
+    "seconds": (ALL, "seconds of training so far, earlier jobs included, evaluations and saves excluded"),
+    "eps": ((TRAIN,), "examples per second in this window, all trainers, pauses between parts excluded"),
+    EPS_BY_TRAINER: ((TRAIN,), "the same for each trainer, a list"),
+    STEPS_BY_TRAINER: ((TRAIN,), "iterations per second of each trainer in this window, a list"),
     "log_loss": (
         SCORED,
-        "mean log-loss in nats; of a window before each update, so of rows not yet trained on in this pass",
+        "mean log-loss in nats; for a window, before each update: of rows not yet trained on in this pass",
     ),
     "ne": (SCORED, "normalized entropy: log-loss over that of always predicting the mean label of these rows"),
     "auc": (SCORED, "area under the ROC curve, from 16,384 bins of the logit"),
-    "auc_error": (SCORED, "bound of the error that the bins make in `auc`"),
+    "auc_error": (SCORED, "bound on the error of `auc` due to the bins"),
     "accuracy": (SCORED, "share of rows whose score is on the right side of 0.5"),
     "calibration": (SCORED, "predicted over actual clicks"),
     "gauc": (
@@ -41,7 +40,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "gauc_share": (
         (EVALUATION,),
-        "share of the rows that `gauc` is over: others have no group or a rare one, or their group has one label only",
+        "share of the rows in `gauc`; the others have a missing or rare group, or one label only in their group",
     ),
     "sync_gap_trainer": ((TRAIN,), "iterations of a replica between two rounds"),
     "sync_gap_thread": ((TRAIN,), "iterations of a worker thread between two rounds"),
@@ -49,7 +48,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "staleness": ((TRAIN,), "iterations of a replica during a round"),
     "divergence": (
         (TRAIN,),
-        "distance of a replica from the reference of its round, relative to the reference's norm, last measured",
+        "last measured distance of a replica from the reference of its round, relative to the reference's norm",
     ),
     **{
         f"bytes_{link}": ((TRAIN,), f"payload bytes in this window, all trainers: {meaning}")
@@ -57,44 +56,44 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
             "embedding_pull": "pulls: row numbers to embedding PSs, rows back",
             "embedding_push": "pushes: row gradients to embedding PSs",
             "center_push": "snapshots or gradients to sync PSs",
-            "center_pull": "what they return",
+            "center_pull": "their answers",
             "trainers": "among trainers; an all-reduce of n counts 2 (n - 1) / n of its vector on each",
-            "control": "row blocks dealt, reports, drains",
+            "control": "blocks of rows assigned, reports, drains",
             "group": "among the members of groups, by MPI",
         }.items()
     },
-    "rows_in_place": ((TRAIN,), "rows read or updated in memory of this host in this window, without messages"),
+    "rows_in_place": ((TRAIN,), "rows read or updated in this host's memory in this window, without messages"),
     "entries_group": (
         (TRAIN,),
-        "numbers that the edges of groups carried in this window, by MPI: `jobs/guide/groups.md`",
+        "numbers sent over edges of groups in this window, by MPI: `jobs/guide/groups.md`",
     ),
     "density": (
         (TRAIN,),
-        "share of the entries that pushes sent in this window, if `sync.codec` is not `dense`",
+        "share of the entries sent by pushes in this window, if `sync.codec` is not `dense`",
     ),
     "split": (
         (EVALUATION,),
         "what was scored; `progressive`: a part of the data before training on it (`evaluate.progressive`)",
     ),
     "weights": ((EVALUATION,), "always `model`"),
-    "rows": ((EVALUATION, ROW_SAVE, KEYS), "rows scored, or saved, or that there are for keys of the feature"),
-    "feature": ((KEYS,), "whose dynamic table it is; there is a line for each at every pause of training"),
-    "keys": ((KEYS,), "keys that have rows after the pause"),
-    "admitted": ((KEYS,), "keys that were given rows so far"),
-    "expired": ((KEYS,), "those of them that lost their rows because they were not looked up for long"),
-    "evicted": ((KEYS,), "those that lost them because the table was full"),
-    "refused": ((KEYS,), "how often a new key got no row so far, because the table was full"),
-    "room": ((KEYS,), "keys that there is memory for so far: it comes in steps up to `rows`"),
+    "rows": ((EVALUATION, ROW_SAVE, KEYS), "rows scored; rows saved; rows available to keys of the feature"),
+    "feature": ((KEYS,), "feature of the dynamic table; each has a line at every pause of training"),
+    "keys": ((KEYS,), "keys with rows after the pause"),
+    "admitted": ((KEYS,), "keys that got rows so far"),
+    "expired": ((KEYS,), "keys that lost their rows because they were not looked up for long"),
+    "evicted": ((KEYS,), "keys that lost their rows because the table was full"),
+    "refused": ((KEYS,), "how often so far a new key got no row because the table was full"),
+    "room": ((KEYS,), "keys that fit into the memory so far, which grows in steps up to `rows`"),
     "name": ((CHECKPOINT,), "folder of the checkpoint"),
     "O_save": ((CHECKPOINT,), "seconds that training was paused for it"),
     "write_seconds": (SAVED, "seconds from its start to its commit"),
-    "bytes": (SAVED, "size of its files; of saved rows, what was written"),
-    "position": (SAVED, "examples after which it was taken; `examples` is when it was committed, or reported"),
-    "error": (SAVED, "why it could not be saved; the line then has only seconds of training, or `ps`, besides"),
+    "bytes": (SAVED, "size of its files; for saved rows, bytes written"),
+    "position": (SAVED, "examples when it was taken; `examples` is when it was committed or reported"),
+    "error": (SAVED, "why it could not be saved; such a line otherwise has only seconds of training, or `ps`"),
     "ps": ((ROW_SAVE,), "the embedding PS that saved rows"),
     "covered": (
         (ROW_SAVE,),
-        "share of the changes since the last save that the saved rows cover: accesses (`mfu`), sampled accesses"
+        "share of the changes since the last save covered by the saved rows: accesses (`mfu`), sampled accesses"
         " (`ssu`), squared change (`scar`)",
     ),
     "start": ((RECOVERY,), "the number of the start, within its launch"),
@@ -104,26 +103,26 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
         (RECOVERY,),
         "how the run resumed: from `memory`, `partial`, from a checkpoint (its name) or from the `beginning`",
     ),
-    "lost": ((RECOVERY,), "whose memory was lost, and why; empty if nobody's"),
-    "batches_repeated": ((RECOVERY,), "batches in flight, which are repeated"),
+    "lost": ((RECOVERY,), "ranks whose memory was lost, and why; empty if none"),
+    "batches_repeated": ((RECOVERY,), "batches in flight at the kill, which are repeated"),
     "pushes_lost": ((RECOVERY,), "row gradients sent by message that no embedding PS has applied"),
     "center_pushes_lost": ((RECOVERY,), "pushes of dense gradients that no sync PS has applied (`async_ps`)"),
     "rows_reloaded": (
         (RECOVERY,),
-        "embedding rows reloaded; this and the next fields up to `pls` only for `partial`",
+        "embedding rows reloaded; this field and those up to `pls` exist only for `partial`",
     ),
     "sources": ((RECOVERY,), "the source of each lost embedding PS's rows"),
-    "samples_lost": ((RECOVERY,), "samples that those rows miss, summed over the lost embedding PSs"),
+    "samples_lost": ((RECOVERY,), "samples missing from those rows, summed over the lost embedding PSs"),
     "updates_lost": (
         (RECOVERY,),
-        "lookups of examples whose updates those rows miss, each row's since its own save; null where `ssu` or `scar`"
-        " saves: they do not count all",
+        "lookups whose updates those rows lack, for each row since its own save; null with `ssu` and `scar`, which do"
+        " not count all lookups",
     ),
-    "rows_dealt_again": ((RECOVERY,), "rows assigned to lost trainers, which are repeated, trained on or not"),
+    "rows_dealt_again": ((RECOVERY,), "rows assigned to lost trainers and assigned again, whether trained on or not"),
     "accounts_lost": ((RECOVERY,), "threads of lost trainers whose gradients were not all pushed (`async_ps`)"),
     "pls": ((RECOVERY,), "portion of lost samples so far"),
     "seconds_ranks": ((RECOVERY,), "from the end of the previous start to the decision"),
-    "seconds_process": ((RECOVERY,), "of these, since the process of the first rank was started"),
+    "seconds_process": ((RECOVERY,), "of these, since the first rank's process started"),
     "seconds_load": ((RECOVERY,), "for loading rows"),
     "seconds_restore": ((RECOVERY,), "from the decision to training"),
 }
