@@ -24,7 +24,7 @@ class Node:
     memory_gb: float
     """Memory of a node, in GB."""
     count: int | None = None
-    """Number of nodes, to get an error when a run needs more."""
+    """Number of nodes; a run that needs more is refused."""
 
     def __post_init__(self) -> None:
         within("cores", self.cores, 1, COUNT)
@@ -41,13 +41,12 @@ class SitePlacement:
     trainer_cores: int | None = None
     """Cores of a trainer. Unset: one for each worker thread and one for its shadow thread."""
     servers: Literal["spread", "packed"] = "spread"
-    """``spread`` puts PSs beside the trainers, evenly; ``packed`` gives them nodes of their own, as few as hold them.
-    """
+    """``spread`` puts PSs evenly beside the trainers; ``packed`` puts them on as few nodes of their own as possible."""
     server_cores: int = 1
     """Cores of a PS."""
     spare_hosts: int = 0
-    """Nodes beyond those needed, which SLURM is asked for to replace lost ones. Without SLURM the unused
-    ``launcher.hosts`` are the spares.
+    """Extra nodes to request from SLURM, to replace lost ones. Without SLURM the unused ``launcher.hosts`` are the
+    spares.
     """
 
     def __post_init__(self) -> None:
@@ -62,19 +61,17 @@ class Launcher:
     """The ``[launcher]`` section: how ranks are started."""
 
     command: Literal["srun", "mpirun"] = "mpirun"
-    """``srun`` or ``mpirun``; placement is the same."""
+    """``srun`` or ``mpirun``, with the same placement."""
     mpi: Literal["openmpi", "mpich"] = "openmpi"
-    """The MPI that ssmpi runs with: ``openmpi``, or ``mpich`` for MPICH and its derivatives (Intel MPI)."""
+    """MPI library: ``openmpi``, or ``mpich`` for MPICH and its derivatives (Intel MPI)."""
     srun_mpi: str = "pmix"
     """``--mpi`` of srun: ``pmix`` for Open MPI, ``pmi2`` for MPICH and Intel MPI; ``srun --mpi=list`` lists them."""
     interface: str | None = None
-    """Network that MPI uses: a name (``ib0``) or, with Open MPI, an address range (``10.1.0.0/16``). Unset: MPI
-    chooses.
-    """
+    """Network for MPI: a name (``ib0``) or, with Open MPI, an address range (``10.1.0.0/16``). Unset: MPI chooses."""
     hosts: tuple[str, ...] = ()
-    """Nodes, if no scheduler names them."""
+    """Hosts to use without a scheduler."""
     arguments: tuple[str, ...] = ()
-    """Further arguments of the launcher, unchanged."""
+    """Further arguments for the launcher, passed as they are."""
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -95,17 +92,17 @@ class Slurm:
     partition: str | None = None
     """Partition. Unset: the cluster's own default."""
     account: str | None = None
-    """Account that the job is charged to."""
+    """Account to charge."""
     exclusive: bool = False
-    """Ask for whole nodes."""
+    """Request whole nodes."""
     signal_seconds: int = 180
-    """Seconds before the limit at which the run is told to save and exit. SLURM is up to a minute late: allow twice the
-    time that saving takes, plus a minute.
+    """Seconds before the limit at which the run is told to save and exit. SLURM may be a minute late: allow twice the
+    time of a save, plus a minute.
     """
     requeue: bool = True
-    """Requeue the job then, repeatedly as long as it makes progress."""
+    """Requeue the job then, as often as it makes progress."""
     options: tuple[str, ...] = ()
-    """Further ``#SBATCH`` lines, unchanged."""
+    """Further ``#SBATCH`` options, passed as they are."""
 
     def __post_init__(self) -> None:
         within("signal_seconds", self.signal_seconds, 1, COUNT)
@@ -125,7 +122,7 @@ class Site:
     launcher: Launcher = field(default_factory=Launcher)
     slurm: Slurm | None = None
     setup: tuple[str, ...] = ()
-    """Shell lines that a batch file runs first: modules to load, an environment to activate."""
+    """Shell lines at the start of a batch file: load modules, activate an environment."""
 
     def __post_init__(self) -> None:
         require(

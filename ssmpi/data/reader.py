@@ -22,18 +22,18 @@ from ssmpi.runtime.settings import COUNT, require, within
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The ``[data]`` section: what is trained on, and in which order."""
+    """The ``[data]`` section: the rows to train on, and their order."""
 
     folder: str
-    """Folder that ``ssmpi-prepare`` made."""
+    """Folder made by ``ssmpi-prepare``."""
     batch_size: int = 128
-    """Rows of a batch; each worker thread trains on batches of its own."""
+    """Rows of a batch. Each worker thread trains on its own batches."""
     passes: int = 1
-    """How often every row is trained on."""
+    """Passes over the data."""
     handout: str = "dynamic"
-    """Who gets a row block: ``dynamic``, the next free thread; ``static``, threads in a fixed rotation."""
+    """Who gets a block of rows: ``dynamic``, the next free thread; ``static``, threads in a fixed rotation."""
     block_rows: int = 65536
-    """Most rows of a block, the unit that is read and dealt to threads."""
+    """Most rows of a block, the unit that is read and assigned to threads."""
     shuffle: bool = True
     """Permute the order of blocks and the rows inside them, differently in every pass."""
     train_split: str = "train"

@@ -20,13 +20,13 @@ class KeyOptions:
     """How the keys of a feature get and lose rows."""
 
     keys: int = 1_000_000
-    """Most keys of a feature that have rows at a time. A full table frees those not looked up for longest."""
+    """Most keys of a feature with rows at a time. A full table frees the rows that were unused for longest."""
     admit_after: int = 1
-    """Lookup of a key at which it gets a row. Before that the feature's shared row serves."""
+    """Lookup at which a key gets a row. Until then it uses the feature's shared row."""
     admit_probability: float = 1.0
-    """Probability with which a key gets a row at each lookup, drawn by key and seed."""
+    """Probability that a lookup gives a key a row, drawn by key and seed."""
     expire_after_examples: int = 0
-    """At a pause of training, rows not looked up for more examples than this are freed; 0: never."""
+    """A pause of training frees the rows that were not looked up for more examples than this; 0: never."""
 
     def __post_init__(self) -> None:
         within("keys", self.keys, 1, COUNT // 2)
@@ -78,11 +78,11 @@ class FeatureOptions:
 
 @dataclass(frozen=True)
 class DynamicOptions(KeyOptions):
-    """The ``[embedding.dynamic]`` section: of every keyed feature, but for what ``features`` have of their own."""
+    """The ``[embedding.dynamic]`` section, for every keyed feature; ``features`` has exceptions."""
 
     features: dict[str, FeatureOptions] = field(default_factory=dict, hash=False)
-    """Sections ``[embedding.dynamic.features.NAME]``: these keys for one feature, where it differs. A way of admission
-    replaces both.
+    """Sections ``[embedding.dynamic.features.NAME]``: these settings for one feature. Either way of admission replaces
+    both.
     """
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and the nu
 
 @dataclass(frozen=True)
 class EmbeddingOptions:
-    """The ``[embedding]`` section: the rows of the tables, their optimizer, and how trainers reach them."""
+    """The ``[embedding]`` section: the rows of the tables, their optimizer, and the access of trainers to them."""
 
     REMOVED: ClassVar = {"transport": ("auto", NO_TRANSPORT)}
     dim: int = 16
@@ -46,31 +46,31 @@ class EmbeddingOptions:
     rate: float = 0.15
     """Learning rate; the schedule multiplies it. The default suits Adagrad."""
     epsilon: float = 1e-8
-    """Added to the root that divides a step, as torch's ``eps``."""
+    """Added to the root that divides a step, like torch's ``eps``."""
     initial_state: float = 3e-4
-    """Value at which Adagrad's sums of squares begin."""
+    """Initial value of Adagrad's sums of squares."""
     beta1: float = 0.9
-    """Share of Adam's mean of gradients that a step keeps."""
+    """Decay factor of Adam's mean of gradients."""
     beta2: float = 0.999
-    """Share of Adam's mean of squares that a step keeps."""
+    """Decay factor of Adam's mean of squares."""
     weight_decay: float = 0.0
-    """Weight decay of the rows that a batch looks up: times a weight it is added to the gradient; with ``adamw`` the
-    weight shrinks by rate times it.
+    """Weight decay of the rows that a batch looks up. This times the weight is added to the gradient; with ``adamw``
+    the weight shrinks by the rate times this.
     """
     clip_value: float = 0.0
-    """Bound of each entry of a row's gradient; 0: none."""
+    """Bound on each entry of a row's gradient; 0: none."""
     prefetch: bool = True
-    """A thread asks for the next batch's rows before it trains on this one: the round trip is hidden, and rows are one
-    of its own batches old. Without this, one thread computes exactly what a single process would.
+    """A thread requests the rows of the next batch before it trains on this one. That hides the round trip, and rows
+    are one batch of the thread old. Without it, one thread computes exactly what a single process would.
     """
     pushes_in_flight: int = 4
-    """Batches of a thread whose row gradients may be on their way before it waits."""
+    """Batches of a thread whose row gradients may be in flight before it waits."""
     pooling: str = "auto"
-    """Who pools lists of ids whose rows are reached by messages: ``server``, before it sends them, ``trainer``, or
-    ``auto``, by what is less to send.
+    """Who pools lists of ids if rows travel by message: ``server``, before it sends them; ``trainer``; or ``auto``,
+    whichever sends fewer bytes.
     """
     table: str = "static"
-    """``static``, or ``dynamic`` for data with keys: they get and lose rows as ``[embedding.dynamic]`` says."""
+    """``static``, or ``dynamic`` for data with keys, which get and lose rows by ``[embedding.dynamic]``."""
     dynamic: DynamicOptions = field(default_factory=DynamicOptions)
     shared_memory: bool = field(default=True, metadata=DERIVED)  # of ``[run]``
 

@@ -21,7 +21,7 @@ class HierarchyOptions:
 
     REMOVED: ClassVar = {"transport": ("auto", NO_TRANSPORT)}
     tags: tuple[str, ...] = ()
-    """Ordered rules that say where each operator is computed, such as ``"top.*: 1"``."""
+    """Ordered rules for where each operator is computed, such as ``"top.*: 1"``."""
     plan: str = ""
     """Plan that derives the rules from the network instead: ``data`` (used if neither is set) or ``stages``."""
     homes: Literal["all", "first"] = "all"

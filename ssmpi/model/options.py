@@ -62,19 +62,19 @@ class ModelOptions:
     """
     precision: str = "fp32"
     """Precision of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state, rows and scores are
-    float32 in either case.
+    always float32.
     """
     center_inputs: bool = False
-    """Initialize the first biases as if the inputs had mean 0. Without this, as in facebookresearch/dlrm, half of that
+    """Initialize the first biases as if the inputs had mean 0. Otherwise, as in facebookresearch/dlrm, half of that
     layer's units start on, or off, for nearly all rows.
     """
     bottom: tuple[int, ...] = (512, 256, 64, 16)
-    """Outputs of each layer of the bottom MLP of built-in networks; without dense features there is none."""
+    """Outputs of each layer of the bottom MLP of built-in networks; not used without dense features."""
     top: tuple[int, ...] = (512, 256, 1)
     """Outputs of each layer of the top MLP of built-in networks; the last one is 1."""
     top_k: tuple[str, ...] = ()
-    """Operators and shares, such as ``"bottom.2: 0.95"``: behind each, this share of an example's values, the smallest,
-    become 0. With ``"bottom.2: 0.95 laplace"`` these are the values below an estimated threshold.
+    """Operators and shares, such as ``"bottom.2: 0.95"``: after each of them this share of an example's values becomes
+    0, the smallest by magnitude. With ``"bottom.2: 0.95 laplace"`` these are the values below an estimated threshold.
     """
     dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
     deepfm: DeepFMOptions = field(default_factory=DeepFMOptions)
@@ -97,17 +97,19 @@ class DenseOptions:
     rate: float = 0.005
     """Learning rate; the schedule multiplies it. The default suits Adagrad."""
     epsilon: float = 1e-8
-    """Added to the root that divides a step, as torch's ``eps``."""
+    """Added to the root that divides a step, like torch's ``eps``."""
     initial_state: float = 1e-8
-    """Value at which Adagrad's sums of squares begin."""
+    """Initial value of Adagrad's sums of squares."""
     beta1: float = 0.9
-    """Share of Adam's mean of gradients that a step keeps."""
+    """Decay factor of Adam's mean of gradients."""
     beta2: float = 0.999
-    """Share of Adam's mean of squares that a step keeps."""
+    """Decay factor of Adam's mean of squares."""
     weight_decay: float = 0.0
-    """Weight decay: times a weight it is added to the gradient; with ``adamw`` the weight shrinks by rate times it."""
+    """Weight decay. This times the weight is added to the gradient; with ``adamw`` the weight shrinks by the rate times
+    this.
+    """
     clip_norm: float = 0.0
-    """Bound of the norm of a step's gradient; 0: none."""
+    """Bound on the norm of a step's gradient; 0: none."""
 
     def __post_init__(self) -> None:
         optimizer_options.check(self, DENSE_OPTIMIZERS)
@@ -118,17 +120,17 @@ class DenseOptions:
 class Schedule:
     """The ``[schedule]`` section, in examples over all trainers: linear warm-up, a plateau, polynomial decay.
 
-    As facebookresearch/dlrm's LRPolicyScheduler (which counts steps and decays with power 2).
+    Like facebookresearch/dlrm's LRPolicyScheduler, which counts steps and decays with power 2.
     """
 
     warmup_examples: int = 0
     """Examples over which both learning rates rise from 0; 0: no warm-up."""
     decay_start_examples: int = 0
-    """Examples after which they begin to fall."""
+    """Examples after which the rates begin to fall."""
     decay_examples: int = 0
-    """Examples over which they fall to 0; 0: no decay."""
+    """Examples over which the rates fall to 0; 0: no decay."""
     power: float = 2.0
-    """Power of the fall; 1 is linear."""
+    """Power of the decay; 1 is linear."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_examples", "decay_start_examples", "decay_examples"):

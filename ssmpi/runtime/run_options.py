@@ -16,7 +16,7 @@ NO_SPLIT = "none"  # as the name of a split in ``[evaluate]``
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The ``[run]`` section: where results go, how often they are written, what a run continues."""
+    """The ``[run]`` section: where results go, how often they are written, which run to continue."""
 
     folder: str = "runs/run"
     """Run folder: settings, logs, metrics, checkpoints, model and result."""
@@ -27,17 +27,17 @@ class RunOptions:
     tensorboard: bool = True
     """Also write TensorBoard events, if the extra ``tensorboard`` is installed."""
     record_losses: bool = False
-    """Keep the loss of every batch in ``losses-N.npy``, for comparing runs bit by bit."""
+    """Write the loss of every batch to ``losses-N.npy``, to compare runs bit by bit."""
     shared_memory: bool = True
-    """Ranks of one host reach rows, replicas and centers in each other's memory; ``false``: by messages, as between
-    hosts. Results are the same.
+    """Ranks of one host read and update rows, replicas and centers in shared memory; ``false``: they use messages, as
+    between hosts. Results are the same.
     """
     continue_from: str = ""
-    """Finished run whose model and optimizer state this one begins with, on other data. Schedule and passes are this
+    """Finished run whose model and optimizer state this run starts with, on other data. Schedule and passes are this
     run's own.
     """
     fresh_optimizer: bool = False
-    """Begin with the weights of ``continue_from`` and with new optimizer state."""
+    """Start with the weights of ``continue_from`` and with new optimizer state."""
 
     @property
     def path(self) -> Path:
@@ -57,7 +57,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """The ``[evaluate]`` section: when which rows are scored, and whether scores end training."""
+    """The ``[evaluate]`` section: which rows are scored when, and whether scores end training."""
 
     REMOVED: ClassVar = {
         "replica": (False, "leave it out; what a round leaves between replicas is 'divergence' in metrics.jsonl"),
@@ -65,23 +65,23 @@ class EvaluateOptions:
     }
 
     split: str = "validation"
-    """Split that is scored during training, or ``none``. The default is left out where the data has no such split."""
+    """Split to score during training, or ``none``. The default has no effect if the data lacks this split."""
     final: str = "test"
-    """Split that is scored once at the end, or ``none``. The default is left out where the data has no such split."""
+    """Split to score once at the end, or ``none``. The default has no effect if the data lacks this split."""
     per_pass: int = 1
     """Evaluations of ``split`` in each pass."""
     batch_size: int = 2048
-    """Rows that are scored at a time."""
+    """Rows scored at a time."""
     progressive: bool = False
-    """Score each part of the first pass with the common model before it is trained on. Parts then follow each other in
-    the order of the rows, and ``data.shuffle`` permutes within them.
+    """Score each part of the first pass with the common model before training on it. Parts then follow each other in
+    the order of the rows, and ``data.shuffle`` permutes within a part.
     """
     keep: Literal["last", "best"] = "last"
-    """Which model the run leaves: the ``last`` one, or the ``best`` one, which has the lowest NE on ``split``."""
+    """Which model the run keeps: the ``last`` one, or the ``best`` one, with the lowest NE on ``split``."""
     patience: int = 0
-    """End training after so many evaluations of ``split`` in a row without a gain; 0: never."""
+    """End training after this many evaluations of ``split`` in a row without a gain; 0: never."""
     min_gain: float = 0.0
-    """NE by which an evaluation has to be below that of the last gain to be a gain (a difference, not a share)."""
+    """Least drop of NE since the last gain that counts as a gain (a difference, not a share)."""
 
     def __post_init__(self) -> None:
         within("per_pass", self.per_pass, 1, 100_000)
@@ -105,11 +105,11 @@ class EvaluateOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """The ``[checkpoint]`` section: when state is saved, and how many checkpoints are kept.
+    """The ``[checkpoint]`` section: when to save, and how many checkpoints to keep.
 
-    Under ``ssmpi launch``, each embedding PS also saves its rows during training, for partial recovery: all of them,
-    every T_save that ``recovery.target_pls`` asks for, on average over losses and for a single one, unless a checkpoint
-    is newer. The smallest tables, with 1 % of all rows, are saved whole.
+    Under ``ssmpi launch``, each embedding PS also saves its rows during training, for partial recovery: all rows once
+    every T_save, unless a checkpoint is newer. T_save follows from ``recovery.target_pls``, both on average over losses
+    and for a single one. The smallest tables, with 1 % of all rows, are saved whole.
     """
 
     REMOVED: ClassVar = {"priority_period": (2, "leave it out; 'ssu' samples one access in two")}
@@ -117,24 +117,25 @@ class CheckpointOptions:
     every_minutes: float = 30.0
     """Minutes from one checkpoint to the next; 0: none by time."""
     every_examples: int = 0
-    """Examples, over all trainers, from one checkpoint to the next; 0: none by examples. What comes first counts."""
+    """Examples, over all trainers, from one checkpoint to the next; 0: none by examples. Whichever comes first counts.
+    """
     keep: int = 2
-    """How many of the newest checkpoints stay."""
+    """How many of the newest checkpoints to keep."""
     background: bool = True
-    """An embedding PS copies its rows and writes the copy while training goes on. Without this, or where memory has no
-    room for the copy, training waits.
+    """An embedding PS copies its rows and writes the copy while training continues. Without this, or without memory for
+    the copy, training waits.
     """
     stop_budget_seconds: float = 60.0
-    """Seconds in which a run that is asked to stop saves, or gives up."""
+    """Seconds that a stopping run may take to save before it gives up."""
     limit_seconds: float = 3600.0
     """Seconds that any other save may take."""
     priority: Literal["none", "mfu", "ssu", "scar"] = "none"
-    """Which rows an embedding PS saves first for partial recovery: ``none``, all in turn; ``mfu``, those accessed most
-    often; ``ssu``, those in a sample of half of the accesses; ``scar``, those changed most (needs memory for a copy of
+    """Rows that an embedding PS saves first for partial recovery: ``none``, all in turn; ``mfu``, the most frequently
+    accessed; ``ssu``, those in a sample of half of the accesses; ``scar``, the most changed (needs memory for a copy of
     the weights).
     """
     priority_fraction: float = 0.125
-    """Share of the rows that a save by ``priority`` takes, in that share of the time between saves."""
+    """Share of the rows in a save by ``priority``, which then takes place after this share of the interval."""
 
     def __post_init__(self) -> None:
         within("every_minutes", self.every_minutes, 0.0, SECONDS)
@@ -154,29 +155,27 @@ class CheckpointOptions:
 class RecoveryOptions:
     """The ``[recovery]`` section: what ``ssmpi launch`` does when ranks are killed.
 
-    The state of every rank lies in memory that outlives its process, and the job restarts at once: each rank resumes
-    from its memory. Recovery is full in any case if the memory of the first trainer is lost. How often embedding PSs
-    save rows also follows from ``target_pls`` and ``mtbf_hours``; with ``"auto"`` each start decides whether that costs
-    less than full recovery. Restarts without progress wait longer each time, up to 5 min.
+    The state of every rank lies in memory that outlives its process. The job restarts at once, and each rank resumes
+    from its memory. If the first trainer's memory is lost, recovery is always full. ``target_pls`` and ``mtbf_hours``
+    also determine how often embedding PSs save rows; with ``"auto"`` each start decides whether that costs less than
+    full recovery. Restarts without progress wait longer each time, up to 5 min.
     """
 
     mode: Literal["auto", "full", "partial", "off"] = "auto"
-    """What follows when the memory of a rank is lost too: ``partial`` reloads what was lost alone, ``full`` takes all
+    """What to do when the memory of a rank is lost too: ``partial`` reloads only the lost state, ``full`` takes all
     ranks back to the newest checkpoint, ``auto`` is partial unless the loss would bring the run's PLS above
     ``target_pls``. ``off``: the job ends at its first loss.
     """
     target_pls: float = 0.1
-    """Portion of lost samples (PLS) that a run may accept by partial recovery."""
+    """Portion of lost samples (PLS) that partial recovery may cost a run."""
     mtbf_hours: float = 0.0
     """Mean time between two losses of an embedding PS's memory; 0: unknown, 504 h / N is assumed for N of them."""
     max_lost_fraction: float = 0.5
-    """Recovery is full if more than this share of the embedding PSs lose their memory."""
+    """Recovery is full if more than this share of the embedding PSs lost their memory."""
     memory_folder: str = "/dev/shm"
-    """Memory file system of each host in which the state of its ranks lies."""
+    """Memory file system on each host for the state of its ranks."""
     max_restarts: int = 10
-    """The job ends (exit code 86) after so many restarts within ``within_minutes``, or as many without training on
-    anything new.
-    """
+    """The job ends (exit code 86) after this many restarts within ``within_minutes``, or as many without progress."""
     within_minutes: float = 60.0
     """Minutes over which ``max_restarts`` counts."""
 

@@ -84,22 +84,22 @@ def name_of(role: Role, index: int) -> str:
 
 @dataclass(frozen=True)
 class Topology:
-    """The ``[topology]`` section: how many ranks play each role. Ranks are dealt in the order of ``Role``.
+    """The ``[topology]`` section: the number of ranks of each role. Ranks are numbered in the order of ``Role``.
 
     Trainers form a grid: ``group`` consecutive ones are the members of one replica. ``homes`` (``hierarchy.homes``)
-    says which of them read batches, each on ``threads`` worker threads: ``all``, or the ``first`` of each group.
+    selects the members that read batches, each on ``threads`` worker threads: ``all``, or the ``first`` of each group.
     """
 
     trainers: int = 1
     """Trainers, each with one replica of the dense model."""
     threads: int = 1
-    """Hogwild worker threads of a trainer. Its shadow thread comes on top."""
+    """Hogwild worker threads of a trainer, besides its shadow thread."""
     embedding_ps: int = 1
-    """Embedding parameter servers; 0 keeps the tables inside the trainer, which only a single trainer may do."""
+    """Embedding parameter servers; 0 keeps the tables inside the trainer, which needs a single trainer."""
     sync_ps: int = 0
     """Sync parameter servers, for ``easgd`` and ``async_ps``."""
     group: int = 1
-    """Trainers that hold one replica together."""
+    """Trainers that share one replica."""
     homes: Literal["all", "first"] = field(default="all", metadata=DERIVED)
 
     def __post_init__(self) -> None:

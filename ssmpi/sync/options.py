@@ -42,29 +42,27 @@ class RoundOptions:
     """
     pace: str = "shadow"
     """When rounds run: ``shadow``, back to back in the background, or ``fixed_rate``, in the training loop,
-    ``every_iterations`` or ``every_seconds``: with a center of every worker thread, which counts its own iterations (as
-    in the paper), else one for the trainer.
+    ``every_iterations`` or ``every_seconds``. With sync PSs each worker thread then runs its own rounds and counts its
+    own iterations, as in the paper; otherwise a round is for the whole trainer.
     """
     alpha: float = 0.5
-    """Elastic weight: the share of the way that a round moves a replica."""
+    """Elastic weight: how far a round moves a replica, as a share of the way."""
     cpu_share: float = 0.0
-    """Most of a core that the shadow thread takes, sleeping between rounds; 0: a full core if the host has one for
-    every thread, else all shadow threads together take 1 % of its cores.
+    """Share of a core that the shadow thread may use; it sleeps between rounds. 0: a full core if the host has one for
+    every thread; otherwise all shadow threads together use 1 % of its cores.
     """
     every_iterations: int = 0
-    """At a fixed rate: iterations from one round to the next."""
+    """With ``fixed_rate``: iterations from one round to the next."""
     every_seconds: float = 0.0
-    """At a fixed rate: seconds from one round to the next."""
+    """With ``fixed_rate``: seconds from one round to the next."""
     codec: str = DENSE
-    """Encodes the pushes of ``async_ps`` and, both ways, the rounds of ``easgd``, which then use messages also within a
-    host: ``dense`` (float32), ``bf16``, ``threshold:0.99``, which drops 99 % of the entries and keeps
-    them for later, or ``random-k:0.99``, the control for it. ``:bf16`` behind it sends values in 16 bits, ``:whole``
-    uses one threshold for all layers.
+    """Codec for the pushes of ``async_ps`` and for both directions of ``easgd``'s rounds, which then use messages even
+    within a host: ``dense`` (float32), ``bf16``, ``threshold:0.99``, which keeps 99 % of the entries back for later, or
+    ``random-k:0.99``, its control. The suffix ``:bf16`` sends values in 16 bits, ``:whole`` uses one threshold for all
+    layers.
     """
     threshold_interval: int = 1000
-    """Pushes or rounds from one computation of a codec's threshold to the next; before the second one also at 1, 2, 4,
-    8, ...
-    """
+    """Pushes or rounds after which a codec recomputes its threshold; at the beginning also after 1, 2, 4, 8, ..."""
     custom: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of an algorithm from a file of your own, by name."""
     shared_memory: bool = field(default=True, metadata=settings.DERIVED)  # of ``[run]``

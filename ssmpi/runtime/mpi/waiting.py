@@ -16,14 +16,14 @@ from ssmpi.runtime.settings import SECONDS, positive
 
 @dataclass(frozen=True)
 class WaitOptions:
-    """The ``[waiting]`` section: how ranks wait for each other, and how long."""
+    """The ``[waiting]`` section: how long ranks wait for each other."""
 
     REMOVED: ClassVar = {"spins": (0, ""), "longest_sleep_us": (500.0, "")}
 
     time_limit_seconds: float = 300.0
-    """Seconds that any single answer may take."""
+    """Seconds that any answer may take."""
     frozen_seconds: float = 120.0
-    """Seconds that a rank may go without a heartbeat before it counts as frozen."""
+    """Seconds without a heartbeat after which a rank counts as frozen."""
 
     def __post_init__(self) -> None:
         positive("time_limit_seconds", self.time_limit_seconds, SECONDS)
