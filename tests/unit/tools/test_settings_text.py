@@ -36,7 +36,7 @@ def test_a_word_finds_settings_by_name_and_meaning(word, some):
 
 def test_all_are_shown_with_their_defaults():
     shown = describe()
-    assert len(named(shown)) > 130
+    assert len(named(shown)) > 100
     for line in ("data.folder (required)", "node.count (unset)", "model.top = [512, 256, 1]", 'sync.codec = "dense"'):
         assert f"\n{line}\n    " in shown
 
