@@ -37,7 +37,7 @@ from ssmpi.runtime.topology import Topology
 
 SHORTEST = (
     "the shortest run file is the line 'data.folder = \"FOLDER\"', which names a folder that 'ssmpi-prepare' made; "
-    "README.md has a longer one under 'Run files'"
+    "README.md has a longer one under 'Runs'"
 )
 DERIVED = (
     "topology.homes",
