@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from data_prep.table.guess_label import GIVES_AWAY, TEXTS, area_alone, guess_lab
 from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
 from data_prep.table.lists import are_lists, usual
 from data_prep.table.schema import BRACKETS, LINE, UNQUOTED, quoted, some
-from data_prep.table.text_values import MOMENT, lists_in_brackets, times_of
+from data_prep.table.text_values import integers_of, lists_in_brackets, numbers_of, times_of
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.words import counted
 
@@ -34,6 +33,7 @@ SAMPLE_BYTES = 1 << 27  # of text
 DECODED = 4  # times as many of Parquet, which is compressed
 BATCH_ROWS = 1 << 16
 LIST_ROWS = 1 << 16  # that show whether text has lists
+TRIED_ROWS = 1 << 10  # that usually show what text is not
 MISSING_WORDS = "NA", "na", "NaN", "nan", "None", "none", "-", "?"  # of numbers and dates; in text they may be words
 MISSING = "NULL", "null", "\\N", "N/A", "n/a", "#N/A", "<NA>", *MISSING_WORDS
 LEAST_ROWS = 50  # whose values are all different, for row numbers
@@ -48,21 +48,28 @@ FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799  # of the years 1 t
 MANY = 10_000  # with more, those seen once are rare
 NUMERAL = r"^[-+]?\d+(\.\d+)?$"
 AMOUNT = r"^[-+]?[$€£]? ?(\d+|\d{1,3}([,.' \x{a0}\x{202f}]\d{3})+)([.,]\d+)?( ?[$€£%])?$"  # 1,096.06
-LEADING_ZERO, BEYOND = r"^\s*[-+]?0\d+", r"^\s*[-+]?\d{19,}$"
+LEADING_ZERO, BEYOND = r"^\s*[-+]?0\d+\s*$", r"^\s*[-+]?\d{19,}\s*$"
+READERS = (  # what text is, the first that fits, unless a value would be another number: 07, or 2**64
+    (integers_of, LEADING_ZERO),
+    (numbers_of, f"{LEADING_ZERO}|{BEYOND}"),
+    (times_of, ""),
+)
 OR_KEYS = "; or hash = true: keys, for a dynamic table"
-LISTED = {
-    *TEXTS,
-    *(getattr(pa, f"{u}int{bits}")() for u in ("", "u") for bits in (8, 16, 32, 64)),
-}
 
 
-@dataclass
-class Sample:
+class Sample(NamedTuple):
     """The first rows of a file, the ``[table]`` of its schema, and whether these are all rows."""
 
     rows: pa.Table
     settings: list[str]
     whole: bool
+
+
+class Line(NamedTuple):
+    """The line of a column in the schema, and its section: ``dense``, ``categorical`` or ``list``, or ``unused``."""
+
+    section: str
+    text: str
 
 
 def guess(sources: Sequence[RawSource], *, hashed: bool) -> tuple[str, list[str]]:
@@ -78,31 +85,32 @@ def guess(sources: Sequence[RawSource], *, hashed: bool) -> tuple[str, list[str]
         raise DataError(f"{source.path}: two columns {twice[0]!r}; rename one")
     plain, types = _declared(names)
     label, (time, sure) = guess_label(rows, plain), _time(rows, plain)
-    found: dict[str, list[str]] = {"dense": [], "categorical": [], "list": [], "unused": []}
-    remarks = [label.remark] * bool(label.remark)
+    lines, remarks = [], [label.remark] * bool(label.remark)
     for name in (name for name in names if name not in (time, label.column)):
-        if not name.strip():
-            found["unused"].append(f"# {quoted(name)}: has no name, left out")
-            continue
-        kind, line = _column(name, rows[name], types.get(name, ""), hashed=hashed)
-        if kind != "unused" and (reason := label.left_out.get(name)):
+        section, line = _column(name, rows[name], types.get(name, ""), hashed=hashed)
+        if section != "unused" and (reason := label.left_out.get(name)):
             line = f"# {line.removesuffix(OR_KEYS)}; left out: it {reason}"
         if line[0] != "#" and (area := area_alone(rows, label, name)) >= GIVES_AWAY:
             alone = f"alone tells the label (AUC {area:.4f})"
             line += f"; {alone}: known before it?"
             remarks.append(f"{name} {alone}; leave it out unless it is known before the label")
-        found[kind].append(line)
-    for name in sources[0].partition:
-        if name not in names:
-            kind, line = _partition(name, {source.partition.get(name, "") for source in sources})
-            found[kind].append(line)
+        lines.append(Line(section, line))
+    partitions = [name for name in source.partition if name not in names]
+    lines += [_partition(name, {source.partition.get(name, "") for source in sources}) for name in partitions]
     whole = sample.whole and len(sources) == 1
     which = f"{'all' if whole else 'the first'} {counted(rows.num_rows, 'row')} of {source.name}"
-    lines = [f"# Guessed from {which}: look at every line.", *label.lines]
     dates, known = _dates(rows[time]) if time else ([], False)
-    split = _split(time or "", dates, whole=whole, known=known and sure)
-    lines += [*split[0], *sample.settings, *_features(found, hashed=hashed), *split[1]]
-    return "\n".join(lines) + "\n", remarks
+    of_time, split = _split(time or "", dates, whole=whole, known=known and sure)
+    head = [f"# Guessed from {which}: look at every line.", *label.lines, *of_time]
+    return "\n".join([*head, *sample.settings, *_features(lines, hashed=hashed), *split]) + "\n", remarks
+
+
+def _declared(names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Names without the types in them, and these types, if all names have one: ``user_id:token``."""
+    parts = {name: ATOMIC.fullmatch(name) for name in names}
+    if not all(parts.values()):
+        return {name: name for name in names}, {}
+    return {n: part[1] for n, part in parts.items() if part}, {n: part[2] for n, part in parts.items() if part}
 
 
 def _split(time: str, dates: Sequence[str], *, whole: bool, known: bool) -> tuple[list[str], list[str]]:
@@ -120,17 +128,12 @@ def _split(time: str, dates: Sequence[str], *, whole: bool, known: bool) -> tupl
     return [f"# {line}  # then split by it"], ["", "[split]", *by_rows, *(f"# {one}" for one in by_time)]
 
 
-def _declared(names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Names without the types in them, and these types, if all names have one: ``user_id:token``."""
-    parts = {name: ATOMIC.fullmatch(name) for name in names}
-    if not all(parts.values()):
-        return {name: name for name in names}, {}
-    return {n: part[1] for n, part in parts.items() if part}, {n: part[2] for n, part in parts.items() if part}
-
-
-def _features(found: dict[str, list[str]], *, hashed: bool) -> list[str]:
+def _features(lines: Sequence[Line], *, hashed: bool) -> list[str]:
     """The sections of features."""
-    categorical, lists = found["categorical"], found["list"]
+    dense, categorical, unused, lists = (
+        [line.text for line in lines if line.section == section]
+        for section in ("dense", "categorical", "unused", "list")
+    )
     if lists:
         categorical = [line.removesuffix(OR_KEYS) for line in categorical]
         lists = ["[list]  # longest: as many values as the longest list of these rows has", *lists]
@@ -138,7 +141,7 @@ def _features(found: dict[str, list[str]], *, hashed: bool) -> list[str]:
             reason = "# Training cannot read lists and keys together yet. To have lists, leave out hash = true above."
             lists = [reason, *(f"# {line}" for line in lists)]
         lists = ["", *lists]
-    return ["", "[dense]", *found["dense"], "", "[categorical]", *categorical, *found["unused"], *lists]
+    return ["", "[dense]", *dense, "", "[categorical]", *categorical, *unused, *lists]
 
 
 def _of_parquet(path: Path) -> Sample:
@@ -157,12 +160,23 @@ def _of_parquet(path: Path) -> Sample:
         raise DataError(f"{path}: has no rows, from which to guess a schema")
     names = batches[0].schema.names
     columns = [pa.chunked_array([_decoded(batch.column(i)) for batch in batches]) for i in range(len(names))]
-    rows = pa.table(columns, names)
+    rows = pa.table(list(map(_whole, columns)), names)
     return Sample(rows, [], rows.num_rows == total)
 
 
 def _decoded(column: pa.Array) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else usual(column)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Floats that are all whole as integers: ids become floats where pandas finds some of them missing."""
+    if not pa.types.is_floating(column.type):
+        return column
+    values = column.to_numpy()
+    there = ~np.isnan(values)
+    if not there.any() or np.any(np.abs(values[there]) >= EXACT) or np.any(values[there] % 1):
+        return column
+    return pa.chunked_array([pa.array(np.where(there, values, 0).astype(np.int64), mask=~there)])
 
 
 def _of_text(source: RawSource) -> Sample:
@@ -181,10 +195,8 @@ def _of_text(source: RawSource) -> Sample:
     if headless:
         names = [f"column{i}" for i in range(1, len(names) + 1)]
         settings.append("columns = [" + ", ".join(map(quoted, names)) + "]")
-
-    def read(missing: Sequence[str], types: Mapping[str, pa.DataType]) -> pa.Table:
-        """As the preparation does: true and false are text."""
-        return arrow_csv.read_csv(
+    try:
+        texts = arrow_csv.read_csv(
             pa.BufferReader(content),
             arrow_csv.ReadOptions(
                 use_threads=False, block_size=len(content) + 1, column_names=names, skip_rows=int(not headless)
@@ -195,58 +207,60 @@ def _of_text(source: RawSource) -> Sample:
                 invalid_row_handler=lambda row: "skip",
             ),
             arrow_csv.ConvertOptions(
-                null_values=["", *missing], strings_can_be_null=True, true_values=[], false_values=[],
-                column_types=types,
+                null_values=[""], strings_can_be_null=True, column_types=dict.fromkeys(names, pa.binary())
             ),
-        )  # fmt: skip
-
-    try:
-        texts, typed = read([], dict.fromkeys(names, pa.binary())), read(MISSING, {})
-        missing = _missing(texts, typed)
-        digits = _of_digits(texts, typed)
-        del texts, typed
-        rows = _with_times(read(list(missing), dict.fromkeys(digits, pa.string())))
+        )
     except pa.ArrowInvalid as error:
         raise DataError(f"{source.path}: no schema can be guessed: {error}; write one by hand") from error
+    columns, missing = _typed([column.combine_chunks() for column in texts.columns])
     if missing:
-        where = "; ".join(f"{value} in {some(columns, 3)}" for value, columns in missing.items())
+        where = "; ".join(f"{value} in {some([names[c] for c in of], 3)}" for value, of in missing.items())
         settings.append(f"missing = [{', '.join(map(quoted, ['', *missing]))}]  # {where}")
-    return Sample(rows, settings, whole)
+    return Sample(pa.table(columns, names), settings, whole)
 
 
-def _of_digits(texts: pa.Table, typed: pa.Table) -> list[str]:
-    """The columns of digits that are no numbers: as such they would lose leading zeros, or digits beyond 64 bits."""
-    found = []
-    for field, column in zip(typed.schema, texts.columns, strict=True):
-        beyond = f"$|{BEYOND}" * pa.types.is_floating(field.type)
-        digits = pa.types.is_integer(field.type) or beyond
-        if digits and pc.any(pc.match_substring_regex(column, LEADING_ZERO + beyond)).as_py():
-            found.append(field.name)
-    return found
-
-
-def _with_times(rows: pa.Table) -> pa.Table:
-    """The rows with text such as ``2025-03-01 10:00:00 UTC`` as times, which Arrow leaves as text."""
-    for place, name in enumerate(rows.column_names):
-        column = rows.column(place)
-        there = column.drop_null()
-        if column.type in TEXTS and len(there) and re.match(MOMENT, there[0].as_py()):
-            with contextlib.suppress(pa.ArrowInvalid):  # other text that begins as a time does
-                rows = rows.set_column(place, name, times_of(column.combine_chunks()))
-    return rows
-
-
-def _missing(texts: pa.Table, typed: pa.Table) -> dict[str, list[str]]:
-    """The columns with each text that means a missing value, from all columns as bytes, and ``typed`` without them."""
-    found: dict[str, list[str]] = {}
+def _typed(texts: Sequence[pa.Array]) -> tuple[list[pa.Array], dict[str, list[int]]]:
+    """Columns of bytes as what they are, null where missing; and the columns with each text that means so."""
+    found: dict[str, list[int]] = {}
     clear = set(MISSING) - set(MISSING_WORDS)
-    for field, column in zip(typed.schema, texts.columns, strict=True):
-        there = pc.unique(column.filter(pc.is_in(column, pa.array(MISSING, pa.binary())))).to_pylist()
-        for value in (one.decode() for one in there):
-            found.setdefault(value, []).append(field.name)
-            if field.type not in (*TEXTS, pa.binary(), pa.null()):
-                clear.add(value)
-    return {value: found[value] for value in MISSING if value in found and value in clear}
+    columns = []
+    for number, column in enumerate(texts):
+        marked = pc.is_in(column, pa.array(MISSING, pa.binary()))
+        words = [value.decode() for value in pc.unique(column.filter(marked)).to_pylist()]
+        for value in words:
+            found.setdefault(value, []).append(number)
+        columns.append(_read(pc.if_else(marked, None, column)))
+        if columns[-1] is not None:
+            clear.update(words)
+    missing = {value: found[value] for value in MISSING if value in found and value in clear}
+    of_text = pa.array(list(missing), pa.binary())
+    for number, column in enumerate(texts):
+        if columns[number] is None:
+            columns[number] = _text(pc.if_else(pc.is_in(column, of_text), None, column))
+    return columns, missing
+
+
+def _read(texts: pa.Array) -> pa.Array | None:
+    """Texts as the preparation reads integers, numbers or times; None if they are none of these."""
+    there = texts.drop_null()
+    for read, other in READERS if len(there) else ():
+        try:
+            read(there[:TRIED_ROWS])
+            values = read(texts)
+        except pa.ArrowInvalid:
+            continue
+        return None if other and pc.any(pc.match_substring_regex(texts, other)).as_py() else values
+    return None
+
+
+def _text(column: pa.Array) -> pa.Array:
+    """Bytes as strings, if they are; nothing if all are missing."""
+    if column.null_count == len(column):
+        return pa.nulls(len(column))
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return column
 
 
 def _time(rows: pa.Table, plain: Mapping[str, str]) -> tuple[str | None, bool]:
@@ -261,11 +275,6 @@ def _time(rows: pa.Table, plain: Mapping[str, str]) -> tuple[str | None, bool]:
 
 def _are_dates(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-
-
-def _are_numbers(kind: pa.DataType) -> bool:
-    """Whether values may have fractions."""
-    return pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def _dates(column: pa.ChunkedArray) -> tuple[list[str], bool]:
@@ -286,33 +295,24 @@ def _dates(column: pa.ChunkedArray) -> tuple[list[str], bool]:
 
 
 def _column(name: str, column: pa.ChunkedArray, declared: str, *, hashed: bool) -> tuple[str, str]:
-    """``dense``, ``categorical``, ``list`` or ``unused``, and the line of one column, of the type that its name has
-    ``declared``, if any.
-    """
-    column = column if declared == "float" else _whole(column)
+    """Section and line of a column, of the type that its name has ``declared``, if any."""
     kind, key = column.type, name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
-    if column.null_count < len(column) and are_lists(kind) and kind.value_type in LISTED:
-        return "list", _list(key, column, "")
-    if column.null_count == len(column) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
-        return "unused", f"# {key}: {kind}, left out"
-    if declared == "float_seq":
-        return "unused", f"# {key}: lists of numbers, which are no ids; left out"
-    if len(column) > 1 and pc.count_distinct(column, mode="all").as_py() == 1:
-        return "unused", f"# {key}: the same in all rows seen, which says nothing; left out"
-    if declared == "token_seq":
-        return "list", _list(key, column.cast(pa.string()), " ")
+    if reason := _useless(name, column, declared):
+        return "unused", f"# {key}: {reason}left out"
+    if pa.types.is_nested(kind) or declared == "token_seq":
+        return "list", _list(key, column, " " if declared else "")
     if kind in TEXTS and not declared and (separator := separator_of(column[:LIST_ROWS])):
-        return "list", _list(key, column.cast(pa.string()), separator)
+        return "list", _list(key, column, separator)
     values = pc.count_distinct(column).as_py()
     scaled = "; takes a pass over the files, none and log1p do not" * hashed
-    if _are_numbers(kind):
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         ids = "; beyond 2^53: if these are ids, they are strings of [categorical]"
         scaled += ids * (pc.max(pc.abs(column.cast(pa.float64()))).as_py() >= EXACT)
         return "dense", f'{key} = "standardize"  # {values:,} values{scaled}'
     integer, plain = pa.types.is_integer(kind), ATOMIC.sub(r"\1", name.lower())
     if integer and (declared == "float" or (not declared and values > FEW and not IDS.search(plain))):
-        transform = "log1p" if pc.min(column).as_py() >= 0 else "standardize"
-        line = f'{key} = "{transform}"  # {values:,} values{scaled * (transform == "standardize")}'
+        positive = pc.min(column).as_py() >= 0
+        line = f'{key} = "{"log1p" if positive else "standardize"}"  # {values:,} values{scaled * (not positive)}'
         return "dense", _unless_row_numbers(line, column)
     rare = ", hash = true" if hashed else ", min_count = 2" if values > MANY else ""
     more = _of_numbers(column.drop_null()) if kind in TEXTS else ""
@@ -323,15 +323,19 @@ def _column(name: str, column: pa.ChunkedArray, declared: str, *, hashed: bool) 
     return "categorical", line + ("" if hashed or not rare else OR_KEYS) * (line[0] != "#") + more
 
 
-def _whole(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Floats that are all whole as integers: ids become floats where pandas finds some of them missing."""
-    if not pa.types.is_floating(column.type):
-        return column
-    values = column.to_numpy()
-    there = ~np.isnan(values)
-    if not there.any() or np.any(np.abs(values[there]) >= EXACT) or np.any(values[there] % 1):
-        return column
-    return pa.chunked_array([pa.array(np.where(there, values, 0).astype(np.int64), mask=~there)])
+def _useless(name: str, column: pa.ChunkedArray, declared: str) -> str:
+    """Why a column is no feature, with what to write behind it; empty if it may be one."""
+    kind = column.type
+    listed = are_lists(kind) and (pa.types.is_integer(kind.value_type) or kind.value_type in TEXTS)
+    if not name.strip():
+        return "has no name, "
+    if column.null_count == len(column) or pa.types.is_temporal(kind) or (pa.types.is_nested(kind) and not listed):
+        return f"{kind}, "
+    if declared == "float_seq":
+        return "lists of numbers, which are no ids; "
+    if not listed and len(column) > 1 and pc.count_distinct(column, mode="all").as_py() == 1:
+        return "the same in all rows seen, which says nothing; "
+    return ""
 
 
 def _unless_row_numbers(line: str, column: pa.ChunkedArray) -> str:
@@ -346,17 +350,14 @@ def _unless_row_numbers(line: str, column: pa.ChunkedArray) -> str:
     return line
 
 
-def _partition(name: str, values: set[str]) -> tuple[str, str]:
-    """As ``_column``, of a column that is in the names of folders."""
-    if len(values) > 1:
-        line = f'{quoted(name)} = {{ type = "string" }}  # {len(values):,} folders {name}=...'
-        dates = all(DAY.fullmatch(value) for value in values)
-        return (
-            ("unused", f"# {line}, dates that rows to score will not have: left out")
-            if dates
-            else ("categorical", line)
-        )
-    return "unused", f"# {quoted(name)}: the same in all folders {name}=..., left out"
+def _partition(name: str, values: set[str]) -> Line:
+    """The line of a column that is in the names of folders."""
+    if len(values) == 1:
+        return Line("unused", f"# {quoted(name)}: the same in all folders {name}=..., left out")
+    line = f'{quoted(name)} = {{ type = "string" }}  # {len(values):,} folders {name}=...'
+    if all(DAY.fullmatch(value) for value in values):
+        return Line("unused", f"# {line}, dates that rows to score will not have: left out")
+    return Line("categorical", line)
 
 
 def _of_numbers(texts: pa.ChunkedArray) -> str:
@@ -377,7 +378,7 @@ def _list(key: str, lists: pa.ChunkedArray, separator: str) -> str:
     if separator == BRACKETS:
         lists = lists_in_brackets(lists.cast(pa.binary()).combine_chunks()).cast(pa.list_(pa.string()))
     elif separator:
-        lists = pc.split_pattern(lists, pattern=separator)
+        lists = pc.split_pattern(lists.cast(pa.string()), pattern=separator)
     values = pc.list_flatten(lists).drop_null()
     if text := values.type in TEXTS:
         values = values.filter(pc.not_equal(values, ""))  # missing ones are left out

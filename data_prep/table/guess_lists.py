@@ -7,8 +7,6 @@ may lie between words of prose is held to more: titles and names are no lists.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,21 +16,11 @@ import pyarrow.compute as pc
 from data_prep.table.schema import BRACKETS
 from data_prep.table.text_values import lists_in_brackets
 
-DISTINCT_SHARE = {
-    "|": 0.8,
-    ";": 0.8,
-    "^": 0.8,
-    "\x01": 0.8,
-    "\x02": 0.8,
-    ", ": 0.5,
-    ",": 0.5,
-    " ": 0.2,
-}  # of values, at most: those of lists repeat
 OF_LISTS, OF_PROSE = ("|", ";", "^", "\x01", "\x02"), (", ", " ")
+DISTINCT_SHARE = {**dict.fromkeys(OF_LISTS, 0.95), ", ": 0.5, ",": 0.5, " ": 0.2}  # of values, at most: lists repeat
 SOME, NEARLY_ALL = 0.1, 0.95  # shares
 MANY = 3  # values of a text: decimal commas, and names such as Smith, John, make two
 GROWTH = 1.2  # of different values, when twice as many texts are read; of words of prose 1.4 to 1.6 (Heaps' law)
-REPEATED = 1.1  # how much oftener values come than whole texts
 LOOKED_AT = 20_000  # values, for their shapes
 ID_LENGTH = 6  # of ids that are equally long, such as hashes, and need not have digits at the same places
 SHAPE = ((r"^-", ""), (r"\p{Ll}+", "a"), (r"\p{Lu}+", "A"), (r"^0\d+$", "z"), (r"\d+", "0"))  # of item-123: a-0
@@ -41,11 +29,10 @@ FRACTION = "0.0"
 
 def separator_of(column: pa.ChunkedArray) -> str:
     """What lies between the values of lists in strings; empty if they seem to be none."""
-    cells = column.cast(pa.string()).drop_null()
-    texts = pc.unique(cells)
+    texts = pc.unique(column.cast(pa.string()).drop_null())
     if _in_brackets(texts):
         return BRACKETS
-    return next((separator for separator in DISTINCT_SHARE if Split(cells, texts, separator).has_lists), "")
+    return next((separator for separator in DISTINCT_SHARE if _has_lists(texts, separator)), "")
 
 
 def _in_brackets(texts: pa.Array) -> bool:
@@ -57,80 +44,46 @@ def _in_brackets(texts: pa.Array) -> bool:
     return share_of(lists.is_valid()) >= NEARLY_ALL and fractions < SOME
 
 
-@dataclass(frozen=True)
-class Split:
-    """The cells of a column, and their different ``texts``, with a separator that may make lists of them."""
+def _has_lists(texts: pa.Array, separator: str) -> bool:
+    """Whether the parts of different ``texts`` are like the values of lists."""
+    if share_of(pc.match_substring(texts, separator)) < SOME or _are_numbers(texts, separator):
+        return False
+    lists = pc.split_pattern(texts, pattern=separator)
+    values, lengths = lists.flatten(), pc.list_value_length(lists)
+    values = values.filter(pc.not_equal(values, ""))
+    if share_of(pc.match_substring_regex(values, r"^\s|\s$")) > 1 - NEARLY_ALL:
+        return False  # the separator has more to it, or is one of prose
+    long = pc.max(lengths).as_py() >= MANY
+    distinct = pc.count_distinct(values).as_py()
+    repeat = distinct <= DISTINCT_SHARE[separator] * len(values)
+    if separator in OF_PROSE:
+        half = lists[: (len(texts) + 1) // 2].flatten()
+        repeat &= distinct <= GROWTH * pc.count_distinct(half).as_py()
+    if repeat and (long or separator in OF_LISTS):
+        return True
+    return long and pc.count_distinct(lengths).as_py() > 1 and _are_ids(values[:LOOKED_AT])
 
-    cells: pa.ChunkedArray
-    texts: pa.Array
-    separator: str
 
-    @property
-    def has_lists(self) -> bool:
-        """Whether the parts are like the values of lists."""
-        share = share_of(pc.match_substring(self.texts, self.separator))
-        if share < SOME or self._edges > 1 - NEARLY_ALL or self._are_numbers:
-            return False
-        lengths = pc.list_value_length(self._lists)
-        long, even = pc.max(lengths).as_py() >= MANY, pc.count_distinct(lengths).as_py() == 1
-        if self._values_repeat and (long or self.separator in OF_LISTS):
-            return True
-        if not long or even:
-            return False
-        return self._are_ids or (self.separator in OF_LISTS and self._repeat_more_than_texts)
+def _are_numbers(texts: pa.Array, separator: str) -> bool:
+    """Whether texts are numbers whose digits are in groups of three, but for the first: 12,345,678."""
+    between = re.escape(separator)
+    groups = rf"^-?\d{{1,3}}([{between}]\d{{3}})*$"
+    short = share_of(pc.match_substring_regex(texts, rf"^-?\d{{1,2}}[{between}]"))
+    return short > SOME and share_of(pc.match_substring_regex(texts, groups)) >= NEARLY_ALL
 
-    @cached_property
-    def _lists(self) -> pa.Array:
-        return pc.split_pattern(self.texts, pattern=self.separator)
 
-    @cached_property
-    def _values(self) -> pa.Array:
-        values = self._lists.flatten()
-        return values.filter(pc.not_equal(values, ""))
-
-    @property
-    def _edges(self) -> float:
-        """The share of values that begin or end with a space: the separator has more to it, or is one of prose."""
-        return share_of(pc.match_substring_regex(self._values, r"^\s|\s$"))
-
-    @property
-    def _values_repeat(self) -> bool:
-        """Whether few are different; and, of what may be words of prose, whether more texts bring hardly new ones."""
-        distinct = pc.count_distinct(self._values).as_py()
-        if distinct > DISTINCT_SHARE[self.separator] * len(self._values):
-            return False
-        half = self._lists[: (len(self.texts) + 1) // 2].flatten()
-        return self.separator not in OF_PROSE or distinct <= GROWTH * pc.count_distinct(half).as_py()
-
-    @property
-    def _are_ids(self) -> bool:
-        """Whether nearly all values are ids of one kind: of the same shape with digits in it, or equally long."""
-        values = self._values[:LOOKED_AT]
-        shapes = values
-        for pattern, sign in SHAPE:
-            shapes = pc.replace_substring_regex(shapes, pattern, sign)
-        shape, lengths = _most_frequent(shapes), pc.utf8_length(values)
-        if "0" in shape and share_of(pc.equal(shapes, shape)) >= NEARLY_ALL:
-            return bool(shape != FRACTION)
-        length = _most_frequent(lengths)
-        alike = pc.and_(pc.match_substring_regex(values, r"^[0-9A-Za-z_-]+$"), pc.equal(lengths, length))
-        numbered = share_of(pc.match_substring_regex(values, r"\d"))
-        return bool(length >= ID_LENGTH and numbered > 1 - SOME and share_of(alike) >= NEARLY_ALL)
-
-    @property
-    def _are_numbers(self) -> bool:
-        """Whether texts are numbers whose digits are in groups of three, but for the first: 12,345,678."""
-        between = re.escape(self.separator)
-        groups = rf"^-?\d{{1,3}}([{between}]\d{{3}})*$"
-        short = share_of(pc.match_substring_regex(self.texts, rf"^-?\d{{1,2}}[{between}]"))
-        return short > SOME and share_of(pc.match_substring_regex(self.texts, groups)) >= NEARLY_ALL
-
-    @property
-    def _repeat_more_than_texts(self) -> bool:
-        """Whether values come again oftener than whole texts do."""
-        values = pc.list_flatten(pc.split_pattern(self.cells, pattern=self.separator))
-        often = len(values) / pc.count_distinct(values).as_py()
-        return often > REPEATED * len(self.cells) / len(self.texts)
+def _are_ids(values: pa.Array) -> bool:
+    """Whether nearly all values are ids of one kind: of the same shape with digits in it, or equally long."""
+    shapes = values
+    for pattern, sign in SHAPE:
+        shapes = pc.replace_substring_regex(shapes, pattern, sign)
+    shape, lengths = _most_frequent(shapes), pc.utf8_length(values)
+    if "0" in shape and share_of(pc.equal(shapes, shape)) >= NEARLY_ALL:
+        return bool(shape != FRACTION)
+    length = _most_frequent(lengths)
+    alike = pc.and_(pc.match_substring_regex(values, r"^[0-9A-Za-z_-]+$"), pc.equal(lengths, length))
+    numbered = share_of(pc.match_substring_regex(values, r"\d"))
+    return bool(length >= ID_LENGTH and numbered > 1 - SOME and share_of(alike) >= NEARLY_ALL)
 
 
 def share_of(chosen: pa.Array) -> float:

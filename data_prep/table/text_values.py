@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.table.arrow_strings import ARROW
-from data_prep.table.schema import INTEGER, STRING, TIMESTAMP
+from data_prep.table.schema import INTEGER, NUMBER, STRING, TIMESTAMP
 
 DATE = r"\d{4}-\d\d-\d\d"
 MOMENT = rf"{DATE}[ T]\d\d:\d\d(?::\d\d(?:\.\d+)?)?"
@@ -33,6 +33,11 @@ NO_VALUES = "None", "null", "nan", "NaN"
 def integers_of(texts: pa.Array) -> pa.Array:
     """int64 (rows,) of integers, which may end in ``.0``; ArrowInvalid if one is no integer of 64 bits."""
     return _replaced(texts, ((r"^([-+]?\d+)\.0*$", r"\1"),)).cast(ARROW[INTEGER])
+
+
+def numbers_of(texts: pa.Array) -> pa.Array:
+    """float64 (rows,) of numbers; ArrowInvalid if one is none."""
+    return _replaced(texts, ()).cast(ARROW[NUMBER])
 
 
 def times_of(texts: pa.Array) -> pa.Array:
