@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,28 @@ import numpy as np
 
 from data_prep.options import TRANSFORM, PrepareOptions
 from data_prep.passes import open_job, run
-from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Unit, are_days
+from data_prep.pieces import DAY_NAME, OpenPiece, RawSource
 from data_prep.progress import say
 from data_prep.ranks import BadRowError, Ranks
-from data_prep.raw.fields import DENSE_FEATURES, DENSE_NAMES, INT64_MAX, SPARSE_FEATURES, SPARSE_NAMES, Integer
-from data_prep.raw.parser import ParsedRows, count_rows, logarithms, parse, room_for, row_end
-from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
+from data_prep.raw.parser import (
+    DENSE_FEATURES,
+    DENSE_NAMES,
+    INT64_MAX,
+    SPARSE_FEATURES,
+    SPARSE_NAMES,
+    CriteoRows,
+    Integer,
+    count_rows,
+    first_rows,
+    logarithms,
+    parse,
+    room_for,
+    row_end,
+)
 from data_prep.raw.sources import open_sources
-from data_prep.raw.text_stream import TextStream, estimated_lines, line_of, mark_size, shorten
+from data_prep.raw.text_files import TextFiles, TextPiece
+from data_prep.raw.text_stream import TextStream, mark_size, shorten
+from data_prep.rows import Rows
 from data_prep.vocabulary.encoding import in_memory
 from data_prep.vocabulary.vocabulary_file import Vocabulary, reusable_vocabulary
 from ssmpi.data.features import CRITEO
@@ -40,13 +54,14 @@ def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Datas
 
     def open_format(sources: list[RawSource], options: PrepareOptions) -> CriteoFormat:
         labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
-        found = CriteoFormat(labelled, are_days(sources))
+        days = len(sources) > 1 and all(DAY_NAME.search(source.name) for source in sources)
+        found = CriteoFormat(labelled, days)
         kind, _ = found.chosen_split(options)
         if not labelled and kind != "none":
             say(ranks, f"note: the files have no labels; split {kind!r} is made all the same")
         return found
 
-    return run(lambda: open_job(raw, options, ranks, open_format, check_vocabulary))
+    return run(open_job(raw, options, ranks, open_format, check_vocabulary))
 
 
 def encode(
@@ -59,16 +74,13 @@ def encode(
     """
     encoder = in_memory(reusable_vocabulary(Path(vocabulary_file)))
     sources = open_sources([Path(path) for path in raw_paths])
-    labelled = have_labels(sources, skip_bad_rows=False)
-    parse = BlockParser(labelled)
+    of = CriteoFormat(have_labels(sources, skip_bad_rows=False), days=False)
     for source in sources:
         with TextStream(source) as stream:
-            piece = (source.index, 0)
-            opened = TextPiece(piece=piece, stop=1 << 62, stream=stream, source=source, parse=parse)
-            for text, offset in stream.blocks(opened.stop):
-                rows = parse(text, offset, opened)
+            piece = TextPiece(piece=(source.index, 0), source=source, stop=1 << 62, stream=stream, parse=of.parse)
+            for rows, _ in piece.read():
                 ids = np.ascontiguousarray(encoder.ids(rows).T)
-                yield ids, logarithms(rows.integers), rows.label.copy() if labelled else None
+                yield ids, logarithms(rows.dense.T), rows.label.copy() if of.labelled else None
 
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
@@ -79,41 +91,16 @@ def check_vocabulary(vocabulary: Vocabulary) -> None:
         )
 
 
-class BlockParser:
-    """Parses blocks of raw text into columns that it reuses."""
-
-    def __init__(self, labelled: bool) -> None:
-        self._labelled, self._room = labelled, room_for(0)
-
-    def __call__(self, text: np.ndarray, offset: int, piece: TextPiece) -> ParsedRows:
-        """Parse whole rows: ``text`` uint8, from byte ``offset`` of the source."""
-        mark = mark_size(text, offset)
-        text, offset = text[mark:], offset + mark
-        needed = count_rows(text)
-        if self._room.rows < needed:
-            self._room = room_for(needed + needed // 8)
-        out = self._room
-        row = 0
-        at: Integer = 0
-        while at < text.size:
-            row, at, good = parse(text, at, row, self._labelled, out)
-            if not good:
-                end = row_end(text, at)
-                finding = diagnose(bytes(text[at:end]), self._labelled)
-                assert finding is not None, f"parser and diagnosis disagree about {bytes(text[at:end])!r}"
-                piece.refuse(int(offset + at), *finding)
-                at = end + 1
-        return out.head(row)
-
-
-class CriteoFormat(RowFormat):
-    """Raw text of Criteo, plain or gzip, labelled or not."""
+class CriteoFormat(TextFiles):
+    """Raw text of Criteo, plain or gzip, labelled or not. Blocks are parsed into columns that are used again."""
 
     features = CRITEO
     transform = TRANSFORM
+    min_counts = hash_ranges = (0,) * SPARSE_FEATURES
+    hashes = (False,) * SPARSE_FEATURES
 
     def __init__(self, labelled: bool, days: bool) -> None:
-        self.labelled, self._days, self._parse = labelled, days, BlockParser(labelled)
+        self.labelled, self._days, self._room = labelled, days, room_for(0)
 
     def chosen_split(self, options: PrepareOptions) -> tuple[str, str]:
         """As given, else by labels and day files."""
@@ -126,25 +113,28 @@ class CriteoFormat(RowFormat):
         new = not self.labelled or (options.split is None and options.vocabulary is not None)
         return kind, options.split_name or ("test" if new else "train")
 
-    def units(self, job: Preparation) -> list[Unit]:
-        """Pieces of equal bytes, and whole gzip files."""
-        return units(job)
+    def parse(self, text: np.ndarray, offset: int, piece: OpenPiece) -> CriteoRows:
+        """Views of one buffer."""
+        mark = mark_size(text, offset)
+        text, offset = text[mark:], offset + mark
+        needed = count_rows(text)
+        if len(self._room.label) < needed:
+            self._room = room_for(needed + needed // 8)
+        row = 0
+        at: Integer = 0
+        while at < text.size:
+            row, at, good = parse(text, at, row, self.labelled, self._room)
+            if not good:
+                end = row_end(text, at)
+                finding = diagnose(bytes(text[at:end]), self.labelled)
+                assert finding is not None, f"parser and diagnosis disagree about {bytes(text[at:end])!r}"
+                self.refuse(piece, int(offset + at), *finding)
+                at = end + 1
+        return first_rows(self._room, row)
 
-    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
-        """Open the pieces of a unit."""
-        return open_pieces(job, unit, done, self._parse)
-
-    def count_rows(self, job: Preparation) -> list[tuple[Piece, int]]:
+    def rows_of(self, text: np.ndarray, offset: int, piece: OpenPiece) -> int:
         """A row is a line."""
-        return count_all_rows(job, self._parse, lambda text, offset, piece: count_rows(text))
-
-    def place(self, source: RawSource, at: int) -> str:
-        """The line of a byte."""
-        return f"{source.path}:{line_of(source, at)}"
-
-    def estimated_rows(self, source: RawSource) -> int:
-        """From the first MiB."""
-        return estimated_lines(source)
+        return count_rows(text)
 
     def awaits(self, *, fitting: bool) -> list[str]:
         """The vocabulary."""
@@ -152,12 +142,7 @@ class CriteoFormat(RowFormat):
 
     def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
         """The integers; ``unpack`` takes their logarithms."""
-        assert isinstance(rows, ParsedRows)
-        return rows.integers
-
-    def largest_packed(self, largest: np.ndarray) -> list[int]:
-        """The largest integers."""
-        return largest.tolist()
+        return rows.dense.T
 
 
 def have_labels(sources: list[RawSource], skip_bad_rows: bool) -> bool:

@@ -14,24 +14,23 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import file_checksum, whole
+from data_prep.kept_rows import KeptRows
 from data_prep.options import PrepareOptions
-from data_prep.preparation import Piece, Preparation, RawSource, RowFormat
+from data_prep.pieces import OpenPiece, RawSource
+from data_prep.preparation import Preparation, RowFormat
 from data_prep.progress import ProgressBar, say
 from data_prep.ranks import Ranks, RawDataError
 from data_prep.raw.sources import expand, open_sources
 from data_prep.raw.text_stream import CHANGED, whole_digest
 from data_prep.shards.gather import write_shards
-from data_prep.shards.list_ids import packed_limits
 from data_prep.shards.needs import announce, check_space_again, gigabytes
 from data_prep.shards.output_folder import WHOLE, OutputFolder
-from data_prep.shards.packing import Packer, row_bytes, widths
+from data_prep.shards.packing import Packer, packed_limits, row_bytes, widths
 from data_prep.shards.provenance import data_set_id, make_manifest, skipped_lines, summary
 from data_prep.shards.scatter import place, scatter
-from data_prep.shards.shard_layout import ShardLayout
-from data_prep.splits import Ranges, split_rows
-from data_prep.vocabulary import extension
+from data_prep.splits import Ranges, ShardLayout, split_rows
 from data_prep.vocabulary.encoding import drop_tables, shared
-from data_prep.vocabulary.fit import fit_vocabulary, training_rows, unfitted_vocabulary
+from data_prep.vocabulary.fit import extending, fit_vocabulary, training_rows, unfitted_vocabulary
 from data_prep.vocabulary.scan import FIT, SCAN, ScanResult, every_row, scan
 from data_prep.vocabulary.vocabulary_file import Vocabulary, described, read_vocabulary, reusable_vocabulary
 from ssmpi.data.schema import SPLITS, VOCABULARY_NAME, DatasetManifest, read_manifest, write_manifest
@@ -41,22 +40,21 @@ from ssmpi.runtime.words import counted
 HASHES_ALONE = "of hashes alone"  # a vocabulary that depends on no row
 
 
-def run(opened: Callable[[], Preparation]) -> DatasetManifest:
-    """Open a job and bring it to its end; resumes an interrupted one of the same arguments and files.
+def run(job: Preparation) -> DatasetManifest:
+    """Bring a job to its end; resumes an interrupted one of the same arguments and files.
 
     Every rank calls it. Raises DataError, on all ranks, for invalid input.
     """
     began = time.monotonic()
-    job = opened()
     ranks = job.ranks
     _require_training_rows(job, [source.size for source in job.sources])  # nearly always detected before a row is read
     folder = OutputFolder(job.options)
     keeps = ranks.first(lambda: announce(job))
     if ranks.first(lambda: folder.begin(job)) == WHOLE:
         return _already_whole(job, folder)
-    ranks.first(lambda: shutil.rmtree(job.kept, ignore_errors=True))  # of a job that was killed: nobody reads them
+    ranks.first(lambda: shutil.rmtree(job.kept_folder, ignore_errors=True))  # of a killed job: nobody reads them
     if keeps:
-        job.format.keep(job.kept)
+        job.kept = KeptRows(job.kept_folder)
     try:
         manifest = _make(job)
         ranks.first(folder.finish)
@@ -80,7 +78,7 @@ def open_job(
     """A preparation of ``files``, folders or patterns of them. Every rank calls it, and calls ``open_format`` with the
     raw files. ``check_vocabulary`` raises if a given vocabulary is of other columns; ``multiline``: see ``RawSource``.
     """
-    options, base = ranks.first(lambda: extension.opened(options, check_vocabulary))
+    options, base = ranks.first(lambda: extending(options, check_vocabulary))
     paths = ranks.first(lambda: expand(files))
     sources = ranks.together(lambda: open_sources(paths, multiline))
     _compare_views(sources, ranks)
@@ -107,14 +105,17 @@ def _make(job: Preparation) -> DatasetManifest:
     vocabulary = _vocabulary(job, found, ranges)
     say(ranks, described(vocabulary, sum(record.rows for record in found.records)))
     features = job.format.features
-    largest = job.format.largest_packed(np.max([record.largest for record in found.records], axis=0))
+    largest = np.max([record.largest for record in found.records], axis=0).tolist()
+    if job.format.packs_floats:
+        largest = [2**32 - 1] * len(largest)
     wide = widths(packed_limits(features, vocabulary.cardinalities), features.key_columns, largest)
     ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
 
     layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
     placed = place(found.records, job.format.splits_rows)
-    job.format.last_pass()
+    if job.kept:
+        job.kept.is_last_pass = True
     scatter(job, placed, Packer(shared(job, vocabulary), job.format, wide), layout)
     # shards take the memory and the disk of the packer's tables
     ranks.first(lambda: drop_tables(job))
@@ -167,18 +168,12 @@ def _already_whole(job: Preparation, folder: OutputFolder) -> DatasetManifest:
     """Compare the raw files with those that the folder was made from; writes nothing."""
     manifest = read_manifest(job.options.output)
 
-    def body() -> list[tuple[Piece, str]]:
-        mine = job.deal()
-        digests = []
-        with ProgressBar(job.ranks, "compare raw files", sum(unit.bytes for unit in mine), "B") as progress:
-            for unit in mine:
-                for opened in job.format.open_pieces(job, unit, ()):
-                    for read in opened.read_through():
-                        progress.advance(read, 0)
-                    digests.append((opened.piece, opened.digest))
-        return digests
+    def digest(opened: OpenPiece, progress: ProgressBar) -> str:
+        for read in opened.read_through():
+            progress.advance(read, 0)
+        return opened.digest
 
-    digests = sorted(pair for some in job.ranks.allgather(job.ranks.together(body)) for pair in some)
+    digests = job.of_all_pieces("compare raw files", digest)
     for source, recorded in zip(job.sources, manifest.provenance["sources"], strict=True):
         if whole_digest([d for (index, _), d in digests if index == source.index]) != recorded["checksum"]:
             raise DataError(
@@ -217,7 +212,7 @@ def _ranges_of_splits(rows: list[int]) -> Ranges:
 def _require_training_rows(job: Preparation, sizes: Sequence[int]) -> None:
     """RawDataError if the split of labelled files, of ``sizes`` in rows or bytes, has no training rows."""
     kind = job.identity["split"]
-    if not job.labelled or kind == "none" or job.format.splits_rows or "train" in split_rows(kind, sizes):
+    if not job.format.labelled or kind == "none" or job.format.splits_rows or "train" in split_rows(kind, sizes):
         return
     why = "trains on all files but the last, and those have no rows" if kind == "days" else "leaves no rows to train on"
     raise RawDataError(

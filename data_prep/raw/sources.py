@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from data_prep.preparation import DAY_NAME, RawSource
+from data_prep.pieces import DAY_NAME, RawSource
 from data_prep.raw.text_stream import MAX_ROW_BYTES, read_some, text_of
 from ssmpi.runtime.errors import DataError
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from data_prep.preparation import RawSource
+from data_prep.pieces import RawSource
 from data_prep.ranks import RawDataError
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.errors import UserError

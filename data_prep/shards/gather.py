@@ -17,10 +17,9 @@ import numpy as np
 from data_prep.files import Publisher
 from data_prep.preparation import Preparation
 from data_prep.progress import ProgressBar
-from data_prep.shards.list_ids import item_type, permute, without_weights
-from data_prep.shards.packing import SLACK, Scratch, row_bytes, unpack
+from data_prep.shards.packing import SLACK, Scratch, item_type, permute, row_bytes, unpack, without_weights
 from data_prep.shards.scatter import GroupedFile, PlacedPiece
-from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
+from data_prep.splits import PlannedShard, ShardLayout, permutation
 from ssmpi.data.columns import read_rows
 from ssmpi.data.hdf5_file import Frame, frame_of
 from ssmpi.data.schema import ShardEntry, lay_out_shard
@@ -68,7 +67,7 @@ class Collector:
 
     def __init__(self, job: Preparation, placed: Sequence[PlacedPiece], wide: np.ndarray, publisher: Publisher) -> None:
         self.publisher = publisher
-        self._of, self._wide, self._labelled, self._scratch = job.format, wide, job.labelled, Scratch()
+        self._of, self._wide, self._labelled, self._scratch = job.format, wide, job.format.labelled, Scratch()
         self._rows = GroupedFiles([one.rows(job.work) for one in placed], row_bytes(wide))
         if job.format.features.lists:
             self._item = item_type(job.format.features)

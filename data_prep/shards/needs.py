@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from data_prep.options import BASE_BYTES, PrepareOptions
 from data_prep.preparation import Preparation
+from data_prep.shards.packing import item_type
 from data_prep.vocabulary.scan import ScanResult
 from data_prep.vocabulary.vocabulary_file import MERGE_ENTRIES, MERGING_BYTES, ORDERING_BYTES, Vocabulary
 from ssmpi.data.features import Features
@@ -25,7 +28,7 @@ def announce(job: Preparation) -> bool:
     options = job.options
     rows = sum(job.format.estimated_rows(source) for source in job.sources)
     _refuse_crumbs(job, rows)
-    kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
+    kind = f"{'' if job.format.labelled else 'un'}labelled, split {job.identity['split']}"
     size = gigabytes(sum(source.size for source in job.sources))
     files, ranks = counted(len(job.sources), "raw file"), counted(job.ranks.size, "rank")
     print(f"{files}, {size}, about {counted(rows, 'row')}, {kind}, {ranks}")
@@ -49,11 +52,6 @@ def announce(job: Preparation) -> bool:
     return keeps
 
 
-def list_id_bytes(features: Features) -> int:
-    """Bytes of an id of a list, with its weight if lists have any."""
-    return 8 if features.weighted else 4
-
-
 def shard_row_bytes(features: Features) -> int:
     """Bytes of a row in a shard, without the ids of lists."""
     wide = len(features.keyed) + len(features.lists)
@@ -74,7 +72,7 @@ def memory_bound(options: PrepareOptions, rows: int, features: Features, *, coun
     if features.lists:  # an id takes two bytes of text at least, and four twice in memory
         piece += 4 * options.piece_bytes
     copies = 3 if features.weighted else 2  # of the ids of a shard
-    lists = copies * list_id_bytes(features) * sum(one.longest for one in features.lists.values())
+    lists = copies * np.dtype(item_type(features)).itemsize * sum(one.longest for one in features.lists.values())
     shard = min(options.shard_rows, rows) * (2 * row + 8 + lists)
     return BASE_BYTES + max(3 * tables, tables + piece, shard)
 
@@ -100,7 +98,8 @@ def _memory(job: Preparation, rows: int) -> str:
 
 def _plan(job: Preparation, *, keeps: bool) -> str:
     """How often the raw files are read, and why; ``keeps``: once, for their rows are kept."""
-    why, lines_counted = ", ".join(job.awaits), job.counts_rows_first and not job.format.knows_rows
+    why = ", ".join(job.format.awaits(fitting=job.fitting))
+    lines_counted = job.counts_rows_first and not job.format.knows_rows
     first = " their rows are counted first;" if lines_counted and not job.format.hashes_alone else ""
     if keeps:
         needs = f":{first} to encode them needs {why}" if why else ""
@@ -134,7 +133,7 @@ def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabular
     tokens = sum(vocabulary.cardinalities)
     listed = sum(record.listed for record in found.records)
     output, temporary = _disk_need(job, rows, 27 * tokens, packed_bytes, listed)
-    free = _check_space(job.options.output, output + temporary + _used_bytes(job.kept))
+    free = _check_space(job.options.output, output + temporary + _used_bytes(job.kept_folder))
     print(
         f"{counted(rows, 'row')}, {tokens:,} ids; "
         f"disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
@@ -150,7 +149,7 @@ def _disk_need(
     """
     each = shard_row_bytes(job.format.features)
     features = job.format.features
-    lists = list_id_bytes(features) * (rows * len(features.lists) if listed is None else listed)
+    lists = np.dtype(item_type(features)).itemsize * (rows * len(features.lists) if listed is None else listed)
     return rows * each + lists + vocabulary_bytes, rows * (packed_bytes or each) + lists + 2 * vocabulary_bytes
 
 

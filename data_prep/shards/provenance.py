@@ -111,12 +111,12 @@ def make_manifest(
         ],
         "skipped": skipped_rows(records),
         "missing": dict(zip(fields, missing, strict=True)),
-        "label_rate": {name: split.positives / split.rows for name, split in splits.items()} if job.labelled else {},
+        "label_rate": {name: split.positives / split.rows for name, split in splits.items() if job.format.labelled},
         "vocabulary": _about_vocabulary(vocabulary),
         "files": files,
     }
     manifest = DatasetManifest(
-        tuple(vocabulary.cardinalities), splits, job.labelled, json.loads(json.dumps(provenance)), features
+        tuple(vocabulary.cardinalities), splits, job.format.labelled, json.loads(json.dumps(provenance)), features
     )
     return replace(manifest, provenance={**manifest.provenance, "manifest_checksum": manifest_checksum(manifest)})
 
@@ -158,7 +158,7 @@ def summary(job: Preparation, records: Sequence[PieceRecord], manifest: DatasetM
     lines = []
     for name, split in manifest.splits.items():
         start, stop = split.row_ranges[0]
-        rate = f", label rate {split.positives / split.rows:.4%}" if job.labelled else ""
+        rate = f", label rate {split.positives / split.rows:.4%}" if job.format.labelled else ""
         lines.append(
             f"{name}: {counted(split.rows, 'row')} in {counted(len(split.shards), 'shard')}{rate}, "
             f"source rows [{start:,}, {stop:,})"

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import save_array
-from data_prep.preparation import OpenPiece, Piece, Preparation, Unit
+from data_prep.pieces import OpenPiece, Piece, Unit
+from data_prep.preparation import Preparation
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
 from data_prep.raw.text_stream import CHANGED
-from data_prep.shards.list_ids import ListGrouping, item_type
-from data_prep.shards.packing import Packer, Scratch
-from data_prep.shards.shard_layout import ShardLayout
+from data_prep.rows import Rows
+from data_prep.shards.packing import ListGrouping, Packer, Scratch, item_type
+from data_prep.splits import ShardLayout
 from data_prep.vocabulary.scan import PieceRecord
 from ssmpi.runtime.files import atomic_file
 
@@ -100,33 +101,27 @@ def place(records: list[PieceRecord], by_split: bool) -> list[PlacedPiece]:
     return [PlacedPiece(record, tuple(first)) for record, first in zip(records, firsts.tolist(), strict=True)]
 
 
-@dataclass(frozen=True)
-class Destination:
-    """The destination of rows, and the progress bar."""
-
-    work: Path
-    packer: Packer
-    layout: ShardLayout
-    progress: ProgressBar
-    scratch: Scratch
-
-
 class Grouping:
-    """The rows of a piece on their way to their shards. ``at`` int64 (shards,): the place in ``out`` uint8 (rows,
+    """The rows of a piece on their way to their shards. ``_at`` int64 (shards,): the place in ``_out`` uint8 (rows,
     row_bytes) of the next row of each shard.
     """
 
-    def __init__(self, placed: PlacedPiece, placement: Destination) -> None:
-        self._placed, self._work = placed, placement.work
-        self._by_split = placed.shards(placement.layout)
-        counts = np.bincount(np.concatenate(self._by_split), minlength=len(placement.layout.targets()))
+    def __init__(self, work: Path, placed: PlacedPiece, packer: Packer, layout: ShardLayout, scratch: Scratch) -> None:
+        self.placed, self._packer, self._work = placed, packer, work
+        self._by_split = placed.shards(layout)
+        counts = np.bincount(np.concatenate(self._by_split), minlength=len(layout.targets()))
         self._offsets = np.concatenate([[0], np.cumsum(counts)])
-        self.at, self.rows, self._used = self._offsets[:-1].copy(), 0, [0] * len(self._by_split)
-        self.out = placement.scratch.array("packed", (placed.record.rows, placement.packer.row_bytes), np.uint8)
-        features = placement.packer.of.features
-        self.lists = ListGrouping(len(counts), item_type(features)) if features.lists else None
+        self._at, self.rows, self._used = self._offsets[:-1].copy(), 0, [0] * len(self._by_split)
+        self._out = scratch.array("packed", (placed.record.rows, packer.row_bytes), np.uint8)
+        features = packer.of.features
+        self._lists = ListGrouping(len(counts), item_type(features)) if features.lists else None
 
-    def next_shards(self, rows: int, split: np.ndarray | None) -> np.ndarray:
+    def add(self, rows: Rows) -> None:
+        """Pack the next rows."""
+        shards = self._next_shards(rows.rows, rows.split)
+        self._packer.pack(rows, shards, self._at, self._out, self._lists)
+
+    def _next_shards(self, rows: int, split: np.ndarray | None) -> np.ndarray:
         """The shards int32 (rows,) of the next rows; ``split``: uint8 (rows,), if rows say theirs."""
         first, self.rows = self.rows, self.rows + rows
         if split is None:
@@ -141,30 +136,30 @@ class Grouping:
 
     def save(self) -> None:
         """Write the grouped rows and lists."""
-        if self.lists:
-            ids, starts = self.lists.grouped()
-            self._placed.lists(self._work).save(ids, starts.astype(np.uint64))
-        self._placed.rows(self._work).save(self.out, self._offsets.astype(np.uint32))
+        if self._lists:
+            ids, starts = self._lists.grouped()
+            self.placed.lists(self._work).save(ids, starts.astype(np.uint64))
+        self.placed.rows(self._work).save(self._out, self._offsets.astype(np.uint32))
 
 
 def scatter(job: Preparation, placed: list[PlacedPiece], packer: Packer, layout: ShardLayout) -> None:
     """Write the grouped pieces that do not exist yet."""
-    by_key = {p.record.key: p for p in placed}
+    by_key, lists = {p.record.key: p for p in placed}, bool(job.format.features.lists)
 
     def body() -> None:
         mine = job.deal()
         with ProgressBar(job.ranks, "pass 2: encode", sum(unit.bytes for unit in mine), "B") as progress:
-            placement = Destination(job.work, packer, layout, progress, Scratch())
+            scratch = Scratch()
             for unit in mine:
                 pieces = _pieces(unit, by_key)
-                done = {p.record.key for p in pieces if _done(p, placement)}
+                done = {p.record.key for p in pieces if p.record.rows == 0 or p.saved(job.work, lists=lists)}
                 if pieces and len(done) == len(pieces):
                     progress.advance(unit.bytes, 0)
                     continue
-                for opened in job.format.open_pieces(job, unit, done):
+                for opened in job.open_pieces(unit, done):
                     if opened.piece not in by_key:
                         raise RawDataError(CHANGED.format(opened.source.path))
-                    _scatter_piece(opened, by_key[opened.piece], placement)
+                    _scatter_piece(opened, Grouping(job.work, by_key[opened.piece], packer, layout, scratch), progress)
 
     job.ranks.together(body)
 
@@ -176,20 +171,13 @@ def _pieces(unit: Unit, by_key: Mapping[Piece, PlacedPiece]) -> list[PlacedPiece
     return [found] if found else []
 
 
-def _done(placed: PlacedPiece, placement: Destination) -> bool:
-    """Whether a piece is grouped."""
-    lists = bool(placement.packer.of.features.lists)
-    return placed.record.rows == 0 or placed.saved(placement.work, lists=lists)
-
-
-def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, placement: Destination) -> None:
-    grouping, rows = Grouping(placed, placement), placed.record.rows
+def _scatter_piece(opened: OpenPiece, grouping: Grouping, progress: ProgressBar) -> None:
+    record = grouping.placed.record
     for block, read in opened.blocks():
-        if grouping.rows + block.rows > rows:
+        if grouping.rows + block.rows > record.rows:
             raise RawDataError(CHANGED.format(opened.source.path))
-        shards = grouping.next_shards(block.rows, block.split)
-        placement.packer.pack(block, shards, grouping.at, grouping.out, grouping.lists)
-        placement.progress.advance(read, block.rows)
-    if grouping.rows != rows or opened.digest != placed.record.digest:
+        grouping.add(block)
+        progress.advance(read, block.rows)
+    if grouping.rows != record.rows or opened.digest != record.digest:
         raise RawDataError(CHANGED.format(opened.source.path))
     grouping.save()

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from data_prep.raw.fields import SPARSE_FEATURES
+from data_prep.raw.parser import SPARSE_FEATURES
 from data_prep.synthetic.synthesize import TEACHER_NAME, SynthesisPlan, require, synthesize
 from data_prep.synthetic.teacher import TeacherSettings, scaled_cardinalities
 from data_prep.synthetic.text_writer import SCHEMA_NAME

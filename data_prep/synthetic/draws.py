@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.raw.fields import DENSE_FEATURES
+from data_prep.raw.parser import DENSE_FEATURES
 from ssmpi.runtime.compiled.jit import njit
 
 MISSING_INTEGER = -(2**31)

@@ -20,7 +20,7 @@ import numpy as np
 
 from data_prep.progress import ProgressBar
 from data_prep.ranks import Ranks
-from data_prep.raw.fields import SPARSE_FEATURES, SPARSE_NAMES
+from data_prep.raw.parser import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.splits import split_rows
 from data_prep.synthetic import text_writer
 from data_prep.synthetic.teacher import Ceiling, Teacher, TeacherSettings

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.raw.fields import DENSE_FEATURES, DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
+from data_prep.raw.parser import DENSE_FEATURES, DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.synthetic.draws import HEAD, RANK, TeacherTables, draw, fill_gaussians, mix
 from ssmpi.runtime.compiled.jit import njit
 

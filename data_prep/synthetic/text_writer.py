@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.raw.fields import DENSE_FEATURES, DENSE_NAMES, MINUS, NEWLINE, SPARSE_FEATURES, SPARSE_NAMES, TAB, ZERO
+from data_prep.raw.parser import DENSE_FEATURES, DENSE_NAMES, MINUS, NEWLINE, SPARSE_FEATURES, SPARSE_NAMES, TAB, ZERO
 from data_prep.synthetic.draws import MISSING_INTEGER, mix
 from data_prep.synthetic.teacher import DrawnRows
 from ssmpi.runtime.compiled.jit import njit

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_prep.rows import Tokens
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
-from data_prep.tokens import Tokens
 from ssmpi.runtime.compiled.jit import njit
 
 ARROW = {NUMBER: pa.float64(), INTEGER: pa.int64(), STRING: pa.binary(), TIMESTAMP: pa.timestamp("us")}

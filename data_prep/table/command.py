@@ -11,7 +11,8 @@ from typing import Any
 
 from data_prep.options import PrepareOptions
 from data_prep.passes import open_job, run
-from data_prep.preparation import Preparation, RawSource, RowFormat
+from data_prep.pieces import RawSource
+from data_prep.preparation import Preparation, RowFormat
 from data_prep.progress import say
 from data_prep.ranks import Ranks
 from data_prep.raw.sources import PARQUET, expand, in_order, open_sources
@@ -32,7 +33,7 @@ def prepare(
     Every rank of the job calls it. Raises UserError, on all ranks, for invalid input.
     """
     read = _read_hashed if hashed else read_schema
-    manifest = run(lambda: _open_job(ranks.first(lambda: read(schema)), files, options, ranks))
+    manifest = run(_open_job(ranks.first(lambda: read(schema)), files, options, ranks))
     if not manifest.labelled and options.split_name != "test":
         say(
             ranks,
@@ -58,7 +59,7 @@ def prepare_to_score(schema: Schema, file: Path, vocabulary: Path, output: Path)
     """
     features = replace(schema, label=None, time="", group="")
     options = PrepareOptions(output, vocabulary=vocabulary, split="none", split_name="test")
-    return run(lambda: _open_job(features, [file], options, Ranks()))
+    return run(_open_job(features, [file], options, Ranks()))
 
 
 def _open_job(schema: Schema, files: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Preparation:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Container, Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from data_prep.kept_rows import ROW_BYTES, VALUE_BYTES
 from data_prep.options import PrepareOptions
-from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Unit
+from data_prep.pieces import RawSource
+from data_prep.preparation import RowFormat
 from data_prep.ranks import RawDataError
-from data_prep.table.arrow_strings import StringReader, missing_values
-from data_prep.table.files import splits_of_files
-from data_prep.table.kept_rows import ROW_BYTES, VALUE_BYTES, KeptRows
-from data_prep.table.rows import RowBuilder, TableRows
+from data_prep.rows import Rows
+from data_prep.table.arrow_strings import ARROW, StringReader, missing_values
+from data_prep.table.row_builder import RowBuilder
 from data_prep.table.schema import KEYS, STRING, Schema, some
 from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.errors import DataError
 
+NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the value of rows without one
 UNSCALED = 1000  # values from here on are far from those that networks are made for
 
 
@@ -43,8 +47,10 @@ class TableFormat(RowFormat):
         self.splits_rows = schema.split.by != "rows"
         self.hashes_alone = not (self.awaits(fitting=True) or schema.lists)  # lists as earlier versions had them
         self._kinds = schema.kinds()
-        self._kept: KeptRows | None = None
-        self._builder = RowBuilder(schema, seed, only_train, splits_of_files(schema, sources))
+        columns = schema.sparse.values()
+        self.min_counts = [column.min_count for column in columns]
+        self.hash_ranges, self.hashes = [column.hash for column in columns], [c.type == STRING for c in columns]
+        self._builder = RowBuilder(schema, seed, only_train, _splits_of_files(schema, sources))
         self._missing, self._strings = missing_values(schema), StringReader(schema)
 
     def identity(self) -> dict[str, Any]:
@@ -56,18 +62,6 @@ class TableFormat(RowFormat):
         rule = self.schema.split
         kind = options.split or (rule.by if rule.by != "rows" else ",".join(map(str, rule.shares)))
         return kind, options.split_name or ("train" if self.labelled else "test")
-
-    def least_count(self, feature: int, options: Any) -> int:
-        """That of the schema, else of the command line."""
-        return self.schema.sparse[self.features.sparse[feature]].min_count or options.min_count
-
-    def hash_range(self, feature: int) -> int:
-        """That of the schema."""
-        return self.schema.sparse[self.features.sparse[feature]].hash
-
-    def hashes(self, feature: int) -> bool:
-        """Of strings."""
-        return self.schema.sparse[self.features.sparse[feature]].type == STRING
 
     def awaits(self, *, fitting: bool) -> list[str]:
         """Vocabularies, means and deviations, by column."""
@@ -81,28 +75,6 @@ class TableFormat(RowFormat):
         if self.schema.lists:
             return 0
         return sum(map(self.estimated_rows, sources)) * (ROW_BYTES + VALUE_BYTES * len(self._kinds))
-
-    def keep(self, folder: Path) -> None:
-        """Parse a piece once, which takes longer than to write its rows and to read them."""
-        self._kept = KeptRows(folder)
-
-    def last_pass(self) -> None:
-        """Keep no more rows, and remove those that are kept as they are read."""
-        if self._kept:
-            self._kept.is_last_pass = True
-
-    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
-        """Open the pieces of a unit, those that an earlier pass has kept if it has."""
-        if self._kept is None:
-            yield from self.read_pieces(job, unit, done)
-        elif pieces := self._kept.pieces_of(unit):
-            yield from (one for one in pieces if one.piece not in done)
-        else:
-            yield from map(self._kept.keeping, self.read_pieces(job, unit, done))
-
-    @abstractmethod
-    def read_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
-        """Open the pieces of a unit of the raw file."""
 
     def fitted(self, moments: np.ndarray) -> dict[str, Any]:
         """Names, hashed features with their ranges or with keys, and mean and standard deviation of dense ones."""
@@ -148,13 +120,8 @@ class TableFormat(RowFormat):
             if column.transform == "none" and most >= UNSCALED
         ]
 
-    def largest_packed(self, largest: np.ndarray) -> list[int]:
-        """All bits of float32."""
-        return [2**32 - 1] * len(self.features.dense)
-
     def packed(self, rows: Rows, fitted: Mapping[str, Any]) -> np.ndarray:
         """The bits of float32 values after their transforms."""
-        assert isinstance(rows, TableRows)
         out = np.empty((rows.rows, len(rows.dense)), dtype=np.float32)
         for f, column in enumerate(self.schema.dense.values()):
             values = rows.dense[f]
@@ -167,3 +134,53 @@ class TableFormat(RowFormat):
                 values = (values - mean) / deviation
             _put(values, out[:, f])
         return out.view(np.uint32).astype(np.int64)
+
+
+def require_columns(schema: Schema, path: Path, names: Sequence[str]) -> None:
+    """DataError if a file lacks a column that the schema uses, or has it twice."""
+    for name in schema.kinds():
+        if names.count(name) > 1:
+            raise DataError(f"{path}: two columns {name!r}; rename one")
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, names[:12]))}"
+            headless = "" if schema.columns else "; if its first line is no header, name the columns in table.columns"
+            raise DataError(f"{path}:1: no column {name!r}, which {schema.path} names; {hint}{headless}")
+
+
+def _splits_of_files(schema: Schema, sources: Sequence[RawSource]) -> list[int]:
+    """The split of each file, where the schema splits by file; DataError unless each matches patterns of one split, and
+    each pattern a file.
+    """
+    if schema.split.by != "file":
+        return []
+    splits: list[int] = []
+    left = set(schema.split.values)
+    for source in sources:
+        matching = [pattern for pattern in schema.split.values if source.path.match(pattern)]
+        left -= set(matching)
+        found = {schema.split.values[pattern] for pattern in matching}
+        if len(found) != 1:
+            what = "matches patterns of two splits" if found else "is in no split"
+            raise DataError(f"{source.path}: {what}; change the patterns in [split] of {schema.path}")
+        splits += found
+    if left:
+        raise DataError(f"{schema.path}: no file matches {min(left)!r} of [split]; give such a file, or leave it out")
+    return splits
+
+
+def partition_columns(schema: Schema, source: RawSource, names: Sequence[str]) -> dict[str, pa.Scalar]:
+    """What the folders around a file say of its rows: of columns that the schema names, and that are not among the
+    ``names`` in the file. DataError for a value of another kind.
+    """
+    found = {}
+    for name, kind in schema.kinds().items():
+        if name in names or name not in source.partition:
+            continue
+        text = source.partition[name]
+        try:
+            array = pa.array([None if text in (NO_PARTITION, *schema.missing) else text], pa.string())
+            found[name] = array.cast(ARROW[kind])[0]
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{source.path}: its folder says {name}={text}, which is no {kind}; rename it") from error
+    return found

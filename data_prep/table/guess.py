@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
-from data_prep.preparation import RawSource
+from data_prep.pieces import RawSource
 from data_prep.raw.sources import PARQUET
 from data_prep.raw.text_stream import TextStream
-from data_prep.table.files import first_fields, quoting_of, refuse_other_text
 from data_prep.table.guess_label import GIVES_AWAY, TEXTS, area_alone, guess_label
 from data_prep.table.guess_lists import NEARLY_ALL, separator_of, share_of
 from data_prep.table.lists import are_lists, usual
 from data_prep.table.schema import BRACKETS, LINE, UNQUOTED, quoted, some
+from data_prep.table.text import first_fields, quoting_of, refuse_other_text
 from data_prep.table.text_values import integers_of, lists_in_brackets, numbers_of, times_of
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.words import counted

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.raw.text_stream import shorten
+from data_prep.rows import TokenLists
 from data_prep.table.arrow_strings import ARROW, cast_or_null, missing_values, null_where_missing, tokens_of
 from data_prep.table.schema import BRACKETS, INTEGER, STRING, ListColumn, Schema
 from data_prep.table.text_values import lists_in_brackets
-from data_prep.tokens import TokenLists
 
 NOT_INTEGER, TOO_LONG, NOT_LIST = "value of {}", "length of {}", "list of {}"  # reasons
 WRONG_COUNT, NO_NUMBER = "number of {}", "value of {}"

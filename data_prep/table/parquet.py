@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
-from data_prep.ranks import BadRowError, RawDataError
+from data_prep.pieces import Block, OpenPiece, Piece, RawSource, Unit
+from data_prep.preparation import Preparation
+from data_prep.ranks import RawDataError
 from data_prep.raw.text_stream import CHANGED
+from data_prep.rows import Rows
 from data_prep.table.arrow_strings import ARROW, cast_or_null, null_where_missing
-from data_prep.table.files import partition_columns, require_columns
-from data_prep.table.format import TableFormat
+from data_prep.table.format import TableFormat, partition_columns, require_columns
 from data_prep.table.lists import are_lists, usual, without_views
-from data_prep.table.rows import Problem, RowOrigin, TableRows, without
+from data_prep.table.row_builder import Problem, RowOrigin, without
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from ssmpi.runtime.errors import DataError
 
@@ -50,33 +51,27 @@ class Groups:
     rows: int
 
 
-@dataclass
-class ParquetPiece:
-    """An ``OpenPiece`` of row groups."""
+@dataclass(kw_only=True)
+class ParquetPiece(OpenPiece):
+    """A piece of row groups."""
 
     of: ParquetTable
-    piece: Piece
-    source: RawSource
     groups: Groups
-    last: bool
-    skips: bool
-    digest: str = ""
-    skipped: dict[str, list[int]] = field(default_factory=dict)
 
-    def blocks(self) -> Iterator[tuple[TableRows, int]]:
-        """(Rows, the share of the file's bytes that they take)."""
+    def read(self) -> Iterator[Block]:
+        """Batch by batch, each with its share of the file's bytes."""
         for _ in self.read_through():
             pass
         row, origin, size = 0, RowOrigin(*self.piece), self.groups.stop - self.groups.start
         for batch in self.of.batches(self.source, self.groups):
             rows, bad = self.of.build(batch, origin)
             for at in sorted(bad):
-                self._refuse(self.groups.row + row + at, *bad[at])
+                self.of.refuse(self, self.groups.row + row + at, *bad[at])
             row += batch.num_rows
             yield without(rows, bad) if bad else rows, size * batch.num_rows // self.groups.rows
 
     def read_through(self) -> Iterator[int]:
-        """Read the bytes of the row groups for their checksum."""
+        """The bytes of the row groups, for their checksum."""
         checksum, left = 0, self.groups.stop - self.groups.start
         with self.source.path.open("rb") as file:
             file.seek(self.groups.start)
@@ -85,11 +80,6 @@ class ParquetPiece:
                 left -= len(part)
                 yield len(part)
         self.digest = f"{checksum:08x}"
-
-    def _refuse(self, row: int, reason: str, found: str) -> None:
-        if not self.skips:
-            raise BadRowError(f"{self.of.place(self.source, row)}: {found}", (self.source.index, row))
-        self.skipped.setdefault(reason, [0, row])[0] += 1
 
 
 class ParquetTable(TableFormat):
@@ -106,21 +96,18 @@ class ParquetTable(TableFormat):
 
     def units(self, job: Preparation) -> list[Unit]:
         """Pieces of row groups that have about ``piece_bytes`` of values."""
-        cut = [self._pieces(source, job.options.piece_bytes) for source in job.sources]
-        return [
-            Unit(source, number, groups.stop - groups.start)
-            for source, pieces in zip(job.sources, cut, strict=True)
-            for number, groups in enumerate(pieces)
-        ]
+        return [Unit(source, number, groups.stop - groups.start) for source, number, groups in self._all_pieces(job)]
 
-    def read_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+    def open_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
         """The one piece of the unit."""
         assert unit.piece is not None
         piece = (unit.source.index, unit.piece)
         if piece not in done:
             pieces = self._pieces(unit.source, job.options.piece_bytes)
-            last = unit.piece == len(pieces) - 1
-            yield ParquetPiece(self, piece, unit.source, pieces[unit.piece], last, job.options.skip_bad_rows)
+            yield ParquetPiece(
+                piece=piece, source=unit.source, last=unit.piece == len(pieces) - 1, skips=job.options.skip_bad_rows,
+                of=self, groups=pieces[unit.piece],
+            )  # fmt: skip
 
     def place(self, source: RawSource, at: int) -> str:
         """The row, from 1."""
@@ -132,12 +119,7 @@ class ParquetTable(TableFormat):
 
     def count_rows(self, job: Preparation) -> list[tuple[Piece, int]]:
         """As the files say."""
-        cut = [self._pieces(source, job.options.piece_bytes) for source in job.sources]
-        return [
-            ((source.index, number), groups.rows)
-            for source, pieces in zip(job.sources, cut, strict=True)
-            for number, groups in enumerate(pieces)
-        ]
+        return [((source.index, number), groups.rows) for source, number, groups in self._all_pieces(job)]
 
     def batches(self, source: RawSource, groups: Groups) -> Iterator[pa.RecordBatch]:
         """The used columns of some row groups."""
@@ -157,7 +139,7 @@ class ParquetTable(TableFormat):
         except (pa.ArrowException, OSError) as error:
             raise RawDataError(f"{source.path}: damaged Parquet file ({error}); fetch it again") from error
 
-    def build(self, batch: pa.RecordBatch, origin: RowOrigin) -> tuple[TableRows, dict[int, Problem]]:
+    def build(self, batch: pa.RecordBatch, origin: RowOrigin) -> tuple[Rows, dict[int, Problem]]:
         """Rows of a batch, and its bad ones."""
         columns, hashed, bad = {}, {}, dict[int, Problem]()
         for name, kind in self._kinds.items():
@@ -186,6 +168,11 @@ class ParquetTable(TableFormat):
                 if (name := group.column(c).path_in_schema) in sizes:
                     sizes[name] += group.column(c).total_uncompressed_size
         return [name for name, size in sizes.items() if size < PLAIN_BYTES * groups.rows]
+
+    def _all_pieces(self, job: Preparation) -> Iterator[tuple[RawSource, int, Groups]]:
+        for source in job.sources:
+            for number, groups in enumerate(self._pieces(source, job.options.piece_bytes)):
+                yield source, number, groups
 
     def _pieces(self, source: RawSource, least: int) -> list[Groups]:
         metadata, most = self._metadata[source.index], max(PIECE_ROWS, least // len(self._kinds))

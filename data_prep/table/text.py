@@ -6,25 +6,29 @@ readers, unless there is only one column. pyarrow also finds bad rows, by bisect
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, Unit
+from data_prep.pieces import OpenPiece, RawSource
 from data_prep.ranks import RawDataError
-from data_prep.raw.pieces import TextPiece, count_all_rows, open_pieces, units
-from data_prep.raw.text_stream import estimated_lines, line_of, mark_size, row_ends, shorten
+from data_prep.raw.sources import text_format
+from data_prep.raw.text_files import TextFiles
+from data_prep.raw.text_stream import TextStream, line_of, mark_size, row_ends, shorten
+from data_prep.rows import Rows
 from data_prep.table.arrow_strings import ARROW, null_where_missing
-from data_prep.table.files import first_fields, partition_columns, refuse_other_text, require_columns
-from data_prep.table.format import TableFormat
-from data_prep.table.rows import Problem, RowOrigin, TableRows, without
-from data_prep.table.schema import LIST, MULTILINE, NUMBER, STRING, UNQUOTED, WEIGHTS, Schema
+from data_prep.table.format import TableFormat, partition_columns, require_columns
+from data_prep.table.row_builder import Problem, RowOrigin, without
+from data_prep.table.schema import LINE, LIST, MULTILINE, NUMBER, STRING, UNQUOTED, WEIGHTS, Schema
 from data_prep.table.text_values import READERS, first_refused
+from ssmpi.runtime.errors import DataError
 
 CONVERSION = re.compile(r"In CSV column #(\d+): .*invalid value '(.*)'", re.DOTALL)
 COUNT = re.compile(r"Expected (\d+) columns, got (\d+)")
@@ -37,7 +41,7 @@ OPEN = (
 )
 
 
-class TextTable(TableFormat):
+class TextTable(TableFormat, TextFiles):
     """CSV and its like. Every file has the columns that the schema names, in any order."""
 
     def __init__(self, schema: Schema, sources: Sequence[RawSource], seed: int, only_train: bool) -> None:
@@ -45,32 +49,16 @@ class TextTable(TableFormat):
         self._quoted = schema.quoting != UNQUOTED
         self._constants: list[dict[str, pa.Scalar]] = []
         self._names = [self._header(source) for source in sources]
-        self._piece: TextPiece | None = None
+        self._piece: OpenPiece | None = None
         self._origin = RowOrigin(0, 0)
 
-    def units(self, job: Preparation) -> list[Unit]:
-        """Pieces of equal bytes, and whole compressed files."""
-        return units(job)
-
-    def read_pieces(self, job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
-        """Open the pieces of a unit."""
-        return open_pieces(job, unit, done, self._parse)
-
-    def count_rows(self, job: Preparation) -> list[tuple[Piece, int]]:
+    def rows_of(self, text: np.ndarray, offset: int, piece: OpenPiece) -> int:
         """A row is a line that is not blank."""
-
-        def rows_of(text: np.ndarray, offset: int, piece: TextPiece) -> int:
-            return len(self._lines(text, offset, len(self._names[piece.source.index]))[2])
-
-        return count_all_rows(job, self._parse, rows_of)
-
-    def place(self, source: RawSource, at: int) -> str:
-        """The line of a byte."""
-        return f"{source.path}:{line_of(source, at)}"
+        return len(self._lines(text, offset, len(self._names[piece.source.index]))[2])
 
     def estimated_rows(self, source: RawSource) -> int:
-        """From the first MiB."""
-        return max(1, estimated_lines(source) - (not self.schema.columns))
+        """Without the header."""
+        return max(1, super().estimated_rows(source) - (not self.schema.columns))
 
     def _header(self, source: RawSource) -> list[str]:
         schema = self.schema
@@ -83,7 +71,8 @@ class TextTable(TableFormat):
         require_columns(schema, source.path, every)
         return names
 
-    def _parse(self, text: np.ndarray, offset: int, piece: TextPiece) -> TableRows:
+    def parse(self, text: np.ndarray, offset: int, piece: OpenPiece) -> Rows:
+        """By pyarrow, without the bad rows."""
         if self._piece is not piece:
             self._piece, self._origin = piece, RowOrigin(*piece.piece)
         names = self._names[piece.source.index]
@@ -96,7 +85,7 @@ class TextTable(TableFormat):
             for first, last, problem in self._sound(content, lines, names, 0, len(lines) - 1):
                 if problem:
                     self._refuse_open(piece, offset + int(starts[first]), content[lines[first] : lines[last]])
-                    piece.refuse(offset + int(starts[first]), *problem)
+                    self.refuse(piece, offset + int(starts[first]), *problem)
                 else:
                     good.append((first, last))
             text = np.frombuffer(b"".join(content[lines[a] : lines[b]] for a, b in good), dtype=np.uint8)
@@ -114,7 +103,7 @@ class TextTable(TableFormat):
         rows, bad = self._builder.build(columns, table.num_rows, self._origin, hashed)
         bad |= self._not_numbers(columns, text, names)
         for row in sorted(bad):
-            piece.refuse(offset + int(starts[row]), *bad[row])
+            self.refuse(piece, offset + int(starts[row]), *bad[row])
         return without(rows, bad) if bad else rows
 
     def _not_numbers(
@@ -214,7 +203,7 @@ class TextTable(TableFormat):
         else:
             yield first, last, None
 
-    def _refuse_open(self, piece: TextPiece, at: int, row: bytes) -> None:
+    def _refuse_open(self, piece: OpenPiece, at: int, row: bytes) -> None:
         """RawDataError if the row at byte ``at`` ends in a quoted value: it is not to be skipped, for the next line may
         look like a row and be the rest of the value.
         """
@@ -253,3 +242,36 @@ def without_blank(text: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.n
         return text, lines, starts
     kept = ~blank
     return text[np.repeat(kept, sizes)], np.concatenate([[0], np.cumsum(sizes[kept])]), starts[kept]
+
+
+def first_fields(source: RawSource, separator: str, *, quoted: bool) -> tuple[list[str], str]:
+    """The values of the first row of text, and the row; DataError if there is none, or it is no text."""
+    with TextStream(source) as stream:
+        text, _ = next(stream.blocks(1), (None, 0))
+        if text is None:
+            raise DataError(f"{source.path}:1: holds no text; leave the file out")
+        line = bytes(text[mark_size(text, 0) :]).decode("utf-8", "backslashreplace").rstrip("\r\n")
+    try:
+        if "\0" in line:
+            raise csv.Error("it has NUL bytes")
+        return next(
+            csv.reader([line], delimiter=separator, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
+        ), line
+    except csv.Error as error:
+        raise DataError(f"{source.path}:1: is no row of text ({error}); give CSV, TSV or Parquet") from error
+
+
+def refuse_other_text(path: Path, line: str) -> None:
+    """DataError if text that begins with this line has another format than a table."""
+    if other := text_format(line):
+        raise DataError(f"{path}:1: is {other}")
+
+
+def quoting_of(content: bytes, separator: str) -> str:
+    """How text is quoted: within lines if every quote is closed in its line; else not at all if all lines have the same
+    number of separators, or over several lines.
+    """
+    if len(row_ends(np.frombuffer(content, np.uint8), ord(separator))[0]) == len(content.split(b"\n")) - 1:
+        return LINE
+    counts = {line.count(separator.encode()) for line in content.splitlines() if line}
+    return UNQUOTED if len(counts) == 1 else MULTILINE

@@ -1,6 +1,12 @@
 """Makes ``vocabulary.h5`` from the token counts of pass 1.
 
 The ranks merge features in parallel; rank 0 combines them.
+
+With ``--extend-vocabulary`` it begins with that of earlier rows. Old tokens keep their ids, so that these mean the same
+in a model that was trained on the earlier rows; tokens that only the new rows have follow, by frequency. What was
+fitted besides, such as means of dense values, stays too. The new vocabulary records the checksums of those it extends,
+directly or not: a model of any of them can be continued on its rows. Counts are those of the rows that a token was
+added by.
 """
 
 from __future__ import annotations
@@ -10,16 +16,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data_prep.files import load_json, save_array, save_json
-from data_prep.preparation import Piece, Preparation
+from data_prep.files import file_checksum, load_json, save_array, save_json
+from data_prep.options import PrepareOptions
+from data_prep.pieces import Piece
+from data_prep.preparation import Preparation
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
 from data_prep.raw.text_stream import CHANGED
 from data_prep.splits import Ranges
-from data_prep.vocabulary import extension
 from data_prep.vocabulary.scan import FIT, PieceRecord, ScanResult, Window, scan
 from data_prep.vocabulary.vocabulary_file import (
     FREQUENCY,
@@ -30,9 +38,32 @@ from data_prep.vocabulary.vocabulary_file import (
     Vocabulary,
     merge_feature,
     read_vocabulary,
+    reusable_vocabulary,
     write_vocabulary,
 )
 from ssmpi.data.schema import EXTENDS, VOCABULARY_NAME
+from ssmpi.runtime.errors import UserError
+
+LONGEST = 500  # checksums of 64 characters in an attribute of HDF5, which holds 64 KiB
+
+
+def extending(options: PrepareOptions, check: Callable[[Vocabulary], None]) -> tuple[PrepareOptions, dict[str, Any]]:
+    """The options with ``max_ind_range`` of the vocabulary to extend, which must pass ``check``, and
+    what the preparation's identity says of it; both as they are without one.
+    """
+    given = options.extend_vocabulary
+    if given is None:
+        return options, {}
+    if options.vocabulary is not None:
+        raise UserError("--vocabulary fits no vocabulary and --extend-vocabulary fits one: leave one of them out")
+    if options.max_ind_range:
+        raise UserError("--extend-vocabulary brings its own --max-ind-range: leave it out")
+    if options.output.resolve() in (given.resolve(), given.resolve().parent):
+        raise UserError(f"--extend-vocabulary {given}: lies in --output {options.output}: give another --output")
+    base = reusable_vocabulary(given)
+    check(base)
+    checksum = file_checksum(base.path)
+    return replace(options, max_ind_range=base.max_ind_range), {EXTENDS: checksum}
 
 
 def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocabulary:
@@ -104,7 +135,7 @@ def _merge(job: Preparation, counts: Path, found: ScanResult) -> None:
             for f in mine:
                 place = job.work / "merged" / str(f)
                 if not place.with_suffix(".json").is_file():
-                    least = job.format.least_count(f, job.options)
+                    least = job.format.min_counts[f] or job.options.min_count
                     merged = merge_feature(counts, found.parts, f, least, _new_tokens(job, f))
                     save_array(place.with_suffix(".tokens.npy"), merged.tokens)
                     save_array(place.with_suffix(".counts.npy"), merged.counts)
@@ -119,7 +150,7 @@ def _new_tokens(job: Preparation, feature: int) -> Callable[[Merged], Merged]:
     base = job.options.extend_vocabulary
     if base is None:
         return lambda found: found
-    return partial(extension.unknown, read_vocabulary(base).column(feature, "token"))
+    return partial(_unknown, read_vocabulary(base).column(feature, "token"))
 
 
 def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> None:
@@ -132,7 +163,7 @@ def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> No
             tokens = np.load(place.with_suffix(".tokens.npy"), mmap_mode="r")
             counts = np.load(place.with_suffix(".counts.npy"), mmap_mode="r")
             merged = MergedFeature(tokens, counts, load_json(place.with_suffix(".json")))
-            yield extension.extended(base, f, merged) if base else merged
+            yield _extended(base, f, merged) if base else merged
 
     options, of = job.options, job.format
     about = {
@@ -145,8 +176,35 @@ def _assemble(job: Preparation, path: Path, rows: int, counts: ScanResult) -> No
     moments = sum(np.array(record.moments) for record in counts.records)
     fitted = of.fitted(np.asarray(moments).reshape(-1, 3))
     if base:
-        fitted = {name: base.about[name] for name in fitted} | {EXTENDS: extension.ancestry(base)}
+        fitted = {name: base.about[name] for name in fitted} | {EXTENDS: _ancestry(base)}
     write_vocabulary(path, dict(zip(names, features(), strict=True)), about | fitted)
+
+
+def _ancestry(base: Vocabulary) -> list[str]:
+    """Checksums of a vocabulary and of those that it extends, the nearest first, as what extends it records them."""
+    return [file_checksum(base.path), *base.about.get(EXTENDS, ())][:LONGEST]
+
+
+def _unknown(known: np.ndarray, ranges: Merged) -> Merged:
+    """(tokens, values) of each range without tokens that are ``known``, in any order."""
+    known = np.sort(known)
+    for tokens, values in ranges:
+        places = np.searchsorted(known, tokens)
+        new = np.ones(len(tokens), np.bool_)
+        inside = places < len(known)
+        new[inside] = known[places[inside]] != tokens[inside]
+        yield tokens[new], values[new]
+
+
+def _extended(base: Vocabulary, feature: int, new: MergedFeature) -> MergedFeature:
+    """A feature's tokens of ``base``, then ``new`` ones."""
+    old = base.column(feature, "token")
+    counts = base.column(feature, "count")
+    return MergedFeature(
+        np.concatenate([old, new.tokens]),
+        np.concatenate([counts, new.counts]),
+        [len(old) + size for size in new.sizes],
+    )
 
 
 def _drop_counts(job: Preparation, parts: Path) -> None:

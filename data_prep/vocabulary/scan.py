@@ -14,8 +14,10 @@ import numpy as np
 
 from data_prep.files import load_json, save_array, save_json
 from data_prep.options import PrepareOptions
-from data_prep.preparation import OpenPiece, Piece, Preparation, RawSource, RowFormat, Rows, Tally
+from data_prep.pieces import OpenPiece, Piece, RawSource
+from data_prep.preparation import Preparation, RowFormat
 from data_prep.progress import ProgressBar
+from data_prep.rows import Rows, Tally
 from data_prep.vocabulary.token_tables import CountTable
 from ssmpi.data.schema import SPLITS
 from ssmpi.runtime.errors import DataError
@@ -78,8 +80,8 @@ class ScanRun:
         self._folder, self._budget = folder, options.table_bytes
         self._modulus, self._token_type = options.max_ind_range, of.token_type
         features = range(len(of.features.sparse))
-        self._tables = [CountTable(of.token_type, hashes=of.hashes(f) and not options.max_ind_range) for f in features]
-        self._hashed = [of.hash_range(f) > 0 for f in features]
+        self._tables = [CountTable(of.token_type, hashes=of.hashes[f] and not options.max_ind_range) for f in features]
+        self._hashed = [hashed > 0 for hashed in of.hash_ranges]
         self._records: list[PieceRecord] = []
         self._parts: list[Spill] = []
         self._name = ""
@@ -135,15 +137,14 @@ def scan(job: Preparation, name: str, title: str, window: Window | None) -> Scan
 
     def body() -> set[Piece]:
         run = ScanRun(folder, job.options, job.format)
-        mine, read = job.deal(), set()
-        with ProgressBar(job.ranks, title, sum(unit.bytes for unit in mine), "B") as progress:
-            for unit in mine:
-                for opened in job.format.open_pieces(job, unit, done):
-                    run.begin(opened.piece)
-                    run.end(_scan_piece(opened, _tally(job.format), run, window, progress))
-                    read.add(opened.piece)
+
+        def count(opened: OpenPiece, progress: ProgressBar) -> None:
+            run.begin(opened.piece)
+            run.end(_scan_piece(opened, _tally(job.format), run, window, progress))
+
+        read = job.of_pieces(title, count, done)
         run.commit()
-        return read
+        return {piece for piece, _ in read}
 
     read = job.ranks.together(body)
     found = job.ranks.first(lambda: read_runs(folder))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
-from data_prep.raw.fields import Integer
-from data_prep.tokens import Tokens
+from data_prep.raw.parser import Integer
+from data_prep.rows import Tokens
 from ssmpi.data.schema import MISSING_ID, RARE_ID
 from ssmpi.runtime.compiled.cache_lines import ask, ask_to_write
 from ssmpi.runtime.compiled.jit import njit

@@ -136,10 +136,10 @@ def test_criteos_rows_do_not_extend_a_table(days, tmp_path, capsys):
 
 
 def test_a_long_chain_keeps_the_nearest(days, tmp_path):
-    from data_prep.vocabulary import extension
+    from data_prep.vocabulary import fit
 
     base = read_vocabulary(days / "day0")
-    base.about["extends"] = [str(number) for number in range(extension.LONGEST)]
-    found = extension.ancestry(base)
-    assert len(found) == extension.LONGEST
+    base.about["extends"] = [str(number) for number in range(fit.LONGEST)]
+    found = fit._ancestry(base)
+    assert len(found) == fit.LONGEST
     assert found[1:3] == ["0", "1"]

@@ -10,13 +10,11 @@ from test_prepare_lists import COLUMNS as WITH_LISTS
 from test_prepare_lists import write_parquet as write_lists
 from test_prepare_table import BY_TIME, COLUMNS, FOLDS, ROWS, SMALL, change, content, prepare, write_parquet
 
-from data_prep import passes
+from data_prep import kept_rows, passes
+from data_prep.kept_rows import RowFile
+from data_prep.rows import Rows, Tokens
 from data_prep.shards import needs
-from data_prep.table import kept_rows
-from data_prep.table.kept_rows import RowFile
 from data_prep.table.parquet import ParquetTable
-from data_prep.table.rows import TableRows
-from data_prep.tokens import Tokens
 from ssmpi.data.schema import read_manifest
 
 BY_ROWS = COLUMNS.replace('time = "day"', "")
@@ -31,7 +29,7 @@ def block(rows, generator, dictionary, *, whole):
     plain = Tokens(generator.integers(0, 2**64, rows, np.uint64), generator.integers(0, 2, rows, np.uint8))
     coded = Tokens(*dictionary, codes=generator.integers(0, len(dictionary[0]), rows, np.int32))
     label = generator.integers(0, 2, rows, np.uint8)
-    return TableRows(label, dense, [plain, coded], generator.integers(0, 3, rows, np.uint8), only_train=True)
+    return Rows(label, dense, [plain, coded], generator.integers(0, 3, rows, np.uint8), only_train=True)
 
 
 def kept_in(file, blocks):
@@ -96,9 +94,9 @@ def test_each_piece_is_decoded_once_for_the_same_bytes(split, more, tmp_path, mo
     schema = (BY_ROWS if not split else COLUMNS) + split
 
     def spy(job, *others):
-        kept.append(len(list(job.kept.iterdir())))
+        kept.append(len(list(job.kept_folder.iterdir())))
         real(job, *others)
-        kept.append(len(list(job.kept.iterdir())))
+        kept.append(len(list(job.kept_folder.iterdir())))
 
     monkeypatch.setattr(passes, "scatter", spy)
     assert prepare(tmp_path, file, schema, *SMALL, *more) == 0

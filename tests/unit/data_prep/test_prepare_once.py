@@ -31,13 +31,13 @@ def opened(monkeypatch):
     """The pieces of raw files that were read, in order."""
     pieces = []
     for table in (TextTable, ParquetTable):
-        monkeypatch.setattr(table, "read_pieces", spied(table.read_pieces, pieces))
+        monkeypatch.setattr(table, "open_pieces", spied(table.open_pieces, pieces))
     return pieces
 
 
-def spied(read_pieces, pieces):
+def spied(open_pieces, pieces):
     def spy(*arguments):
-        for opened in read_pieces(*arguments):
+        for opened in open_pieces(*arguments):
             pieces.append(opened.piece)
             yield opened
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.criteo import FIELDS, diagnose
-from data_prep.raw.parser import count_rows, logarithms, parse, room_for
+from data_prep.raw.parser import count_rows, first_rows, logarithms, parse, room_for
 
 
 def oracle(row, labelled):
@@ -40,7 +40,7 @@ def parse_all(text, labelled):
     buffer = np.frombuffer(text, dtype=np.uint8)
     out = room_for(count_rows(buffer))
     rows, position, good = parse(buffer, 0, 0, labelled, out)
-    return out.head(rows), position, good
+    return first_rows(out, rows), position, good
 
 
 def check(rows, labelled):
@@ -52,9 +52,9 @@ def check(rows, labelled):
     assert position == sum(len(row) + 1 for row in rows[:first_bad])
     for i, (label, dense, tokens, missing) in enumerate(expected[:first_bad]):
         assert out.label[i] == label
-        np.testing.assert_array_equal(logarithms(out.integers)[i], np.array(dense, dtype=np.float32))
-        np.testing.assert_array_equal(out.tokens[:, i], np.array(tokens, dtype=np.uint32))
-        assert out.missing[i] == missing
+        np.testing.assert_array_equal(logarithms(out.dense.T)[i], np.array(dense, dtype=np.float32))
+        np.testing.assert_array_equal([one.values[i] for one in out.tokens], np.array(tokens, dtype=np.uint32))
+        assert out.tokens[0].missing[i] == missing
     for row, e in zip(rows, expected, strict=True):
         assert (diagnose(row, labelled) is None) == (e is not None), row
 

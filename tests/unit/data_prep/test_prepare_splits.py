@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.shards.shard_layout import ShardLayout, draw_shards, permutation
-from data_prep.splits import parse_fractions, split_rows
+from data_prep.splits import ShardLayout, draw_shards, parse_fractions, permutation, split_rows
 from ssmpi.runtime.errors import UserError
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data_prep.tokens import Tokens
+from data_prep.rows import Tokens
 from data_prep.vocabulary.token_tables import COUNT_LOAD, LARGE, MIX, CountTable, look_up, lookup_table
 from data_prep.vocabulary.vocabulary_file import by_count
 

@@ -1,4 +1,4 @@
-"""Rows of a table: Arrow columns as arrays, hashed strings, checked values, splits and transforms."""
+"""Makes rows of a table of Arrow columns: hashed strings, checked values, splits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.preparation import Tally
-from data_prep.shards.shard_layout import draw_shards
+from data_prep.rows import Rows, Tokens
+from data_prep.splits import draw_shards
 from data_prep.table.arrow_strings import hashes_of, tokens_of
 from data_prep.table.lists import ListReader
 from data_prep.table.schema import KEYS, REFUSE, STRING, Label, Schema
-from data_prep.tokens import TokenLists, Tokens
-from ssmpi.data.schema import SPLITS
 
 ROW_BITS, PIECE_BITS = 27, 21  # of the numbers that random splits are drawn for
 DRAWS = 1 << 30
@@ -30,73 +28,8 @@ OPERATORS = {
     ">": np.greater,
     "<": np.less,
 }
-LARGEST = 2.0**62
 NONE: Mapping[str, Tokens] = {}
 Problem = tuple[str, str]  # the reason; what was found and the remedy
-
-
-@dataclass
-class TableRows:
-    """Rows of a table; ``dense`` float64 (dense, rows), NaN where missing; ``tokens`` of the categorical columns."""
-
-    label: np.ndarray
-    dense: np.ndarray
-    tokens: Sequence[Tokens]
-    split: np.ndarray | None = None
-    times: np.ndarray | None = None
-    only_train: bool = False  # count training rows alone
-    lists: Sequence[TokenLists] = ()
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.label)
-
-    def part(self, start: int, stop: int) -> TableRows:
-        """Rows ``[start, stop)``."""
-        return self if (start, stop) == (0, self.rows) else self._take(slice(start, stop))
-
-    def keep(self, good: np.ndarray) -> TableRows:
-        """The rows where bool (rows,) is set."""
-        return self._take(good)
-
-    def _take(self, which: slice | np.ndarray) -> TableRows:
-        split = None if self.split is None else self.split[which]
-        times = None if self.times is None else self.times[which]
-        tokens = [one.take(which) for one in self.tokens]
-        lists = [one.take(which) for one in self.lists]
-        return TableRows(self.label[which], self.dense[:, which], tokens, split, times, self.only_train, lists)
-
-    def tokens_of(self, feature: int) -> Tokens:
-        """Of a sparse feature; those of lists come last, and none of theirs is missing."""
-        if feature < len(self.tokens):
-            return self.tokens[feature]
-        values = self.lists[feature - len(self.tokens)].tokens
-        return Tokens(values, np.zeros(len(values), dtype=np.uint8))
-
-    def tally(self, into: Tally) -> None:
-        """Count labels, missing values and rows of splits, and find the largest dense values."""
-        into.positives += int(self.label.sum())
-        empty = [np.count_nonzero(one.lengths == 0) for one in self.lists]
-        into.missing += [*np.isnan(self.dense).sum(axis=1), *(one.absent for one in self.tokens), *empty]
-        if self.rows and len(self.dense):
-            largest = np.fmax.reduce(np.abs(self.dense), axis=1)
-            into.largest[:] = np.fmax(into.largest, np.minimum(largest, LARGEST))
-        into.listed += sum(len(one.tokens) for one in self.lists)
-        if self.split is not None:
-            into.splits += np.bincount(self.split, minlength=len(SPLITS))
-        if self.times is not None and self.rows:
-            into.times[:] = [(into.times or self.times.tolist())[0], float(self.times[-1])]
-
-    def counted(self, into: Tally) -> TableRows:
-        """The rows that fit the vocabulary, and the moments of their dense values."""
-        chosen = self
-        if self.only_train and self.split is not None:
-            chosen = self.keep(self.split == 0)
-        there = ~np.isnan(chosen.dense)
-        values = np.where(there, chosen.dense, 0)
-        into.moments += np.stack([there.sum(axis=1), values.sum(axis=1), (values * values).sum(axis=1)], axis=1)
-        return chosen
 
 
 @dataclass
@@ -122,7 +55,7 @@ class RowBuilder:
 
     def build(
         self, columns: Mapping[str, pa.Array], rows: int, origin: RowOrigin, hashed: Mapping[str, Tokens] = NONE
-    ) -> tuple[TableRows, dict[int, Problem]]:
+    ) -> tuple[Rows, dict[int, Problem]]:
         """The rows, and what is wrong with the bad ones. Advances ``origin`` to the end of these rows. ``hashed``: the
         columns whose tokens are known already.
         """
@@ -144,7 +77,7 @@ class RowBuilder:
         if schema.sorted and times is not None:
             self._check_order(times, origin, bad)
         times = times if schema.sorted else None
-        return TableRows(label, dense, tokens, split, times, self._only_train, lists), bad
+        return Rows(label, dense, tokens, split, times, self._only_train, lists), bad
 
     def _tokens(self, name: str, column: pa.Array) -> Tokens:
         values = (hashes_of if self.schema.categorical[name].hash == KEYS else tokens_of)(column)
@@ -252,8 +185,8 @@ def _numbers(column: pa.Array) -> np.ndarray:
     return found
 
 
-def without(rows: TableRows, bad: Mapping[int, Problem]) -> TableRows:
+def without(rows: Rows, bad: Mapping[int, Problem]) -> Rows:
     """The good rows."""
     good = np.ones(rows.rows, dtype=bool)
     good[list(bad)] = False
-    return rows.keep(good)
+    return rows.take(good)
