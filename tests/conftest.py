@@ -7,7 +7,9 @@ mpi4py.rc.finalize = False
 
 import contextlib  # noqa: E402
 import gc  # noqa: E402
+import re  # noqa: E402
 import signal  # noqa: E402
+from functools import cache  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import hypothesis  # noqa: E402
@@ -15,6 +17,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from datasets import make_dataset  # noqa: E402
 from faults import Fault  # noqa: E402
+from rank_pool import POOL  # noqa: E402
 from ranks import PretendedJob, PretendedWorld  # noqa: E402
 
 from ssmpi.runtime.files.log import log  # noqa: E402
@@ -53,10 +56,36 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """``--dist loadfile``, but all files whose tests take the real ranks that stay go to one worker, which starts them
+    once.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "real ranks" if takes_ranks(config.rootpath / file) else file
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@cache
+def takes_ranks(path):
+    """Whether tests of a file run bodies on the real ranks that stay."""
+    return bool(re.search(r"\b(all_over_mpi|train_over_ranks)\b", path.read_text(encoding="utf-8")))
+
+
 def pytest_collection_finish(session):
     """What is imported and collected lasts: it is not looked through again each time that garbage is collected."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish():
+    """Real ranks that stayed end."""
+    POOL.close()
 
 
 @pytest.fixture(autouse=True)

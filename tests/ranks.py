@@ -1,15 +1,14 @@
 """Ranks for tests: real ones under ``mpirun``, and pretended ones, which are threads of this process.
 
-A body is a function ``body(world, *arguments) -> result``, run by every rank; ``over_threads`` and ``over_mpi`` return
-all results by rank, and the test asserts over those: an assertion that failed on one rank would hang the others.
+A body is a function ``body(world, *arguments) -> result``, run by every rank; ``over_threads`` returns all results by
+rank, as does ``rank_pool.over_mpi``, and the test asserts over those: an assertion that failed on one rank would hang
+the others.
 """
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -160,40 +159,6 @@ def mpirun_path():
     found = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert found, "no mpirun: pip install 'ssmpi[mpi]'"
     return found
-
-
-def over_mpi(topology, body, *arguments, timeout=PATIENCE):
-    """Run ``body``, a function of any module, a test's too, on real ranks; their results by rank."""
-    return all_over_mpi(topology, [(body, arguments)], timeout=timeout)[0]
-
-
-def all_over_mpi(topology, tasks, timeout=None):
-    """Run ``tasks``, pairs of body and arguments, one after the other in one job; results by task and rank."""
-    places = [(str(Path(sys.modules[body.__module__].__file__).parent), body, args) for body, args in tasks]
-    named = [(home, body.__module__, body.__qualname__, pickle.dumps(args)) for home, body, args in places]
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "tasks").write_bytes(pickle.dumps((topology, named)))
-        limit = timeout or PATIENCE + len(tasks)  # one job does them all, on a busy machine a second each
-        mpirun(topology.size, "-m", "mpi4py", __file__, folder, timeout=limit).check()
-        by_rank = [pickle.loads((Path(folder) / f"results-{rank}").read_bytes()) for rank in range(topology.size)]
-    return [list(results) for results in zip(*by_rank, strict=True)]
-
-
-def be_a_rank(folder):
-    """What each process that ``all_over_mpi`` starts does."""
-    from ssmpi.runtime.mpi.world import World, join
-
-    topology, tasks = pickle.loads((folder / "tasks").read_bytes())
-    job = join()
-    world, results = World(job, topology), []
-    for home, module, name, arguments in tasks:
-        if home not in sys.path:
-            sys.path.insert(0, home)
-        body = getattr(importlib.import_module(module), name)
-        results.append(body(world, *pickle.loads(arguments)))
-        job.comm.Barrier()  # the next task's messages must not reach this task's servers
-    (folder / f"results-{job.rank}").write_bytes(pickle.dumps(results))
-    job.leave()
 
 
 def address_of(file):
@@ -348,7 +313,3 @@ class PretendedStart:
 
     def agree(self, body):
         return self._all.share(body() if self.rank == 0 else None)
-
-
-if __name__ == "__main__":
-    be_a_rank(Path(sys.argv[1]))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from rank_pool import over_mpi
 from ranks import PATIENCE, over_threads, ssmpi
 
 from ssmpi.config import load
@@ -118,4 +119,13 @@ def train_over_threads(folder, data, *overrides, resume=False, memory=None, pare
         run_folder.make(path, config, overwrite=False)
     checkpoint = Store(path).committed()[-1] if resume else None
     over_threads(config.topology, play, config, checkpoint, memory, parent, timeout=timeout)
+    return Run(path)
+
+
+def train_over_ranks(folder, data, *overrides):
+    """The same run by real ranks that stay."""
+    config = write_run_file(folder, data, *overrides)
+    path = Path(config.run.folder)
+    run_folder.make(path, config, overwrite=False)
+    over_mpi(config.topology, play, config)
     return Run(path)

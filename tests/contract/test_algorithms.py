@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from late_partner import check_late_partner, late_partner
-from ranks import all_over_mpi, over_threads
+from rank_pool import all_over_mpi
+from ranks import over_threads
 from sync_bodies import PARAMETERS, on_trainers, options, replica, with_pace
 
 from ssmpi import sync

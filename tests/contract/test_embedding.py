@@ -29,7 +29,8 @@ from embedding_bodies import (
     whole_rows,
 )
 from oracle import RowwiseAdagrad, initial_tables
-from ranks import all_over_mpi, over_threads
+from rank_pool import all_over_mpi
+from ranks import over_threads
 from strength import one_at_a_time
 from torch import nn
 

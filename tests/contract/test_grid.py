@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from owners import BY_LAYER, IN_TURN, NETWORK, WHOLE
-from ranks import all_over_mpi, over_threads
+from rank_pool import all_over_mpi
+from ranks import over_threads
 from sync_bodies import WAITING, close_together, mapped, meet, on_trainers, options
 
 from ssmpi import sync

@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sync_bodies
-from ranks import PATIENCE, all_over_mpi, over_threads
+from rank_pool import all_over_mpi
+from ranks import PATIENCE, over_threads
 from sync_bodies import PARAMETERS, WAITING, close_together, live, meet, on_trainers, options, replica, with_pace
 from unequal_steps import lesson
 

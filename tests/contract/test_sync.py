@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import all_over_mpi, over_threads
+from rank_pool import all_over_mpi
+from ranks import over_threads
 from sync_bodies import (
     PARAMETERS,
     REFUSED,

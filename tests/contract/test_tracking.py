@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 from embedding_bodies import CARDINALITIES, REMOTE
-from ranks import all_over_mpi, over_threads
+from rank_pool import all_over_mpi
+from ranks import over_threads
 from tracking_bodies import count, counts_of
 
 from ssmpi.embedding.placement import place

@@ -1,11 +1,13 @@
-"""Two trainers hold one replica: they train as one trainer does, and stop, resume and fail as others."""
+"""Two trainers hold one replica: they train as one trainer does (real ranks too: ``test_real_ranks``), and stop, resume
+and fail as others.
+"""
 
 import signal
 
 import numpy as np
 import pytest
 from ranks import PATIENCE
-from runs import train, train_over_threads
+from runs import train_over_threads
 from test_stops import saved
 from training_job import BROKEN, STOPPING, assert_names
 
@@ -16,12 +18,7 @@ from ssmpi.runtime.errors import STOPPED
 
 GROUP = ("topology.trainers=2", "topology.group=2")
 ONE_LANE = (*GROUP, "hierarchy.homes=first")
-WAYS = [
-    ("data", "true", train),
-    pytest.param("stages", "false", train, marks=pytest.mark.soak),  # real messages: sparse ones, below
-    *((plan, "false", train_over_threads) for plan in ("data", "stages")),
-    ("stages", "true", train_over_threads),
-]
+WAYS = [*((plan, "false") for plan in ("data", "stages")), ("stages", "true")]
 
 
 @pytest.fixture(scope="module")
@@ -46,24 +43,20 @@ def assert_same(run, other):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(("plan", "shared", "run_by"), WAYS)
-def test_one_lane_is_one_trainer_to_the_bit(tmp_path, small_data, one, plan, shared, run_by):
-    """And all bytes of both directions are those of the plan; none between members that share memory."""
-    run = run_by(tmp_path, small_data, *ONE_LANE, *ways(plan, shared), "data.passes=2")
-    assert_same(run, one)
+def moved_by(run):
+    """The bytes that members exchange, by the plan: both directions of messages, nothing where they share memory."""
     config, result = load(run.folder / "run.toml"), run.result
     part = transform(config.network, config.places, 0, 0)
-    moved = part.moved(12_000, int(result["iterations"]), 2) if shared == "false" else 0
-    assert (result["bytes"]["group"], result["examples"]) == (moved, one.result["examples"])
+    by_messages = not config.run.shared_memory
+    return part.moved(result["examples"], int(result["iterations"]), config.data.passes) if by_messages else 0
 
 
-def test_sparse_edges_over_real_ranks_are_one_trainer(tmp_path, small_data):
-    """To the bit, with a quarter of the entries of dense ones."""
-    top_k, rules = 'model.top_k=["bottom.0: 0.75"]', 'hierarchy.tags=["bottom.0*: 1", "*: home"]'
-    alone = train_over_threads(tmp_path / "alone", small_data, top_k)
-    run = train(tmp_path / "group", small_data, *ONE_LANE, top_k, rules, "run.shared_memory=false")
-    assert_same(run, alone)
-    assert run.result["entries"]["group"] == 6_000 * (13 + 8 + 8)
+@pytest.mark.parametrize(("plan", "shared"), WAYS)
+def test_one_lane_is_one_trainer_to_the_bit(tmp_path, small_data, one, plan, shared):
+    """And all bytes are those of the plan."""
+    run = train_over_threads(tmp_path, small_data, *ONE_LANE, *ways(plan, shared), "data.passes=2")
+    assert_same(run, one)
+    assert (run.result["bytes"]["group"], run.result["examples"]) == (moved_by(run), one.result["examples"])
 
 
 @pytest.mark.parametrize("plan", ["data", "stages"])
@@ -75,13 +68,6 @@ def test_all_lanes_of_both_members_train_every_row_once(tmp_path, small_data, pl
     assert run.result["examples"] == 6_000
     assert all(np.isfinite(run.losses(member)).all() for member in (0, 1))
     assert run.quality()["rows"] == 600
-
-
-def test_two_lanes_of_each_member_over_real_ranks(tmp_path, small_data):
-    """By messages; by memory they are in the job that is asked to stop, below."""
-    stages = ways("stages", "false")
-    run = train(tmp_path, small_data, *GROUP, "topology.threads=2", *stages, "evaluate.per_pass=2")
-    assert run.result["examples"] == 6_000
 
 
 def test_a_pause_loses_nothing_of_the_helpers(tmp_path, small_data):
