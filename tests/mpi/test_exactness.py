@@ -1,5 +1,5 @@
-"""Results that must be exact, with real ranks: one trainer, one thread, no synchronization; and what several trainers
-must still agree on.
+"""Results that must be exact: one trainer, one thread, no synchronization; and what several trainers must still agree
+on. ``test_real_ranks`` shows that threads stand for real ranks.
 """
 
 import re
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import make_lists_dataset
 from oracle import train_plainly
 from ranks import ssmpi
 from runs import batches, train, train_over_threads
@@ -42,19 +41,6 @@ SCHEDULE = (
 )
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, small_data):
-    """``trained(*overrides)``: a finished run under mpirun, each kind made once."""
-    finished = {}
-
-    def run(*overrides):
-        if overrides not in finished:
-            finished[overrides] = train(tmp_path_factory.mktemp("run"), small_data, *overrides)
-        return finished[overrides]
-
-    return run
-
-
 def assert_same_bits(run, reference):
     np.testing.assert_array_equal(run.losses(), reference.losses())
     for name, values in reference.dense().items():
@@ -74,14 +60,6 @@ def over_threads(tmp_path_factory, small_data):
     return run
 
 
-@pytest.mark.parametrize("servers", [2, *(pytest.param(n, marks=pytest.mark.soak) for n in (0, 3))])
-def test_real_ranks_give_the_bits_of_threads(trained, over_threads, servers):
-    """So that the pretended ranks of the other tests stand for real ones."""
-    handout = "static" if servers == 2 else "dynamic"
-    run = trained(*ADAGRAD, f"topology.embedding_ps={servers}", f"data.handout={handout}")
-    assert_same_bits(run, over_threads(*ADAGRAD))
-
-
 @pytest.mark.parametrize(
     ("optimizer", "prefetch", "servers", "handout"),
     one_at_a_time(["adagrad", "sgd"], ["true", "false"], [2, 1, 5], ["dynamic", "static"]),
@@ -95,16 +73,6 @@ def test_neither_servers_nor_handout_change_a_bit(
     assert_same_bits(train_over_threads(tmp_path, small_data, *settings, *spread), over_threads(*settings))
 
 
-def test_lists_pooled_by_a_real_embedding_ps_give_the_bits_of_one_trainer(tmp_path):
-    """Which ``tests/contract/test_lists.py`` compares with plain PyTorch."""
-    data = make_lists_dataset(tmp_path / "data", 900)
-    settings = ("embedding.prefetch=false", "data.batch_size=32", "data.passes=2")
-    pooled = ("topology.embedding_ps=1", "run.shared_memory=false", "embedding.pooling=server")
-    run = train(tmp_path / "ranks", data, *settings, *pooled)
-    assert run.result["bytes"]["embedding_pull"] > 0
-    assert_same_bits(run, train_over_threads(tmp_path / "alone", data, *settings, "topology.embedding_ps=0"))
-
-
 def plain_training(config):
     """The same run in plain PyTorch: its model and losses."""
     return train_plainly(config, read_manifest(Path(config.data.folder)).cardinalities, batches(config))
@@ -115,18 +83,22 @@ def plain_training(config):
     [ADAGRAD, (*SGD, *SCHEDULE), (*ADAM, *SCHEDULE), (*ADAM, "embedding.optimizer=partial_rowwise_adam")],
     ids=["adagrad", "scheduled sgd", "scheduled adam", "partial row-wise adam"],
 )
-def test_equals_plain_pytorch(trained, tmp_path, small_data, settings):
+def test_equals_plain_pytorch(tmp_path, small_data, settings):
     """Within float32 rounding over 94 iterations: sums run in another order, nothing else differs."""
-    if settings is ADAGRAD:
-        run = trained(*settings, "topology.embedding_ps=2", "data.handout=static")
-    else:
-        run = train_over_threads(tmp_path, small_data, *settings, "topology.embedding_ps=2")
+    run = train_over_threads(tmp_path, small_data, *settings, "topology.embedding_ps=2")
     model, losses = plain_training(load(run.folder / "run.toml"))
     np.testing.assert_allclose(run.losses(), losses, rtol=2e-5, atol=0)
     for name, value in model.dense_parameters_by_name().items():
         np.testing.assert_allclose(run.dense()[name], value, rtol=0, atol=5e-5, err_msg=name)
     for f, (table, plain) in enumerate(zip(run.tables(), model.rows, strict=True)):
         np.testing.assert_allclose(table, plain, rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
+
+
+def command(*words):
+    """``ssmpi WORDS`` in this process."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    assert not ended.value.code
 
 
 def log_loss(labels, probabilities):
@@ -162,14 +134,19 @@ def test_deepfm_equals_plain_pytorch(tmp_path, small_data, settings):
 
 # Several trainers
 
-MANY = ("topology.trainers=2", "topology.threads=2", "topology.embedding_ps=2", "sync.algorithm=ma", "data.passes=2")
+MANY = ("topology.trainers=2", "topology.threads=2", "sync.algorithm=ma", "data.passes=2")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory, small_data):
+    """The command's run by real ranks."""
+    return train(tmp_path_factory.mktemp("many"), small_data, *MANY)
 
 
 @pytest.mark.parametrize("handout", ["dynamic", "static"])
-def test_every_row_is_trained_on_once_a_pass(trained, tmp_path, small_data, handout):
-    if handout == "dynamic":
-        run = trained(*MANY)
-    else:
+def test_every_row_is_trained_on_once_a_pass(many, tmp_path, small_data, handout):
+    run = many
+    if handout == "static":
         run = train_over_threads(tmp_path, small_data, *MANY, "data.handout=static")
     config = load(run.folder / "run.toml")
     rows = suit_block_rows(config.data, 6_000, 4)
@@ -180,19 +157,17 @@ def test_every_row_is_trained_on_once_a_pass(trained, tmp_path, small_data, hand
     assert iterations == run.result["iterations"] == 2 * sum(-(-block.rows // 128) for block in blocks)
 
 
-def test_evaluating_alone_or_together_or_by_hand_is_the_same(trained, tmp_path, small_data, alone):
-    run = trained(*MANY)
-    of_the_run = run.quality("test")
-    by_one = ssmpi("evaluate", run.folder).check().out
-    assert ssmpi("evaluate", run.folder, ranks=4).check().out == by_one
+def test_evaluating_alone_or_together_or_by_hand_is_the_same(many, tmp_path, small_data, alone, capsys):
+    of_the_run = many.quality("test")
+    command("evaluate", many.folder)
+    by_one = capsys.readouterr().out
+    assert ssmpi("evaluate", many.folder, ranks=3).check().out == by_one
     ne, loss, auc = (float(re.search(rf"{name} ([\d.]+)", by_one)[1]) for name in ("NE", "log-loss", "AUC"))
     assert (ne, loss, auc) == pytest.approx([of_the_run[k] for k in ("ne", "log_loss", "auc")], abs=6e-6)
     assert of_the_run["rows"] == 600
 
     scores_file = tmp_path / "scores"
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["predict", str(run.folder), str(small_data), "--output", str(scores_file)])
-    assert not ended.value.code
+    command("predict", many.folder, small_data, "--output", scores_file)
     reader = SplitReader(small_data, "test", 600)
     labels = reader.read(reader.blocks[0]).labels
     assert log_loss(labels, np.loadtxt(scores_file)) == pytest.approx(of_the_run["log_loss"], rel=1e-6)

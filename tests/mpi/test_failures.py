@@ -34,6 +34,7 @@ def put_id_beyond_its_table(data):
     write_manifest(data, replace(manifest, splits={"train": replace(manifest.splits["train"], shards=shards)}))
 
 
+@soak  # its messages are in unit/data and unit/embedding
 def test_an_id_beyond_its_table_is_named_once_however_many_threads_meet_it(start, data):
     put_id_beyond_its_table(data)
     text = start(*TWO_TRAINERS, ranks=3).error(PATIENCE)
@@ -72,7 +73,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, good_data):
         pytest.param("break_sync_ps", 3, "sync_ps 0 (rank 3, {host}, thread main)", marks=soak),
         pytest.param("break_start", 1, "trainer 1 (rank 1, {host}, thread main)", marks=soak),
         ("break_import", 1, "rank 1 (rank 1, {host}, thread main)"),
-        ("break_joining", 1, "rank 1 ({host})"),
+        pytest.param("break_joining", 1, "rank 1 ({host})", marks=soak),
     ],
 )
 def test_an_exception_anywhere_ends_the_job_with_its_traceback(start, what, rank, who):
@@ -100,7 +101,7 @@ def test_a_killed_rank_is_named_once(start, rank, command):
     assert_names(job.error(), ROLES[rank], rank, "was killed or crashed", "start the job again", "more memory")
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [2, pytest.param(0, marks=soak)])
 def test_a_rank_killed_before_it_has_joined_is_named_by_the_launcher(start, rank):
     """Nobody else knows of it yet."""
     job = start(*TWO_TRAINERS, ranks=3)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from oracle import train_plainly
 from runs import train_over_threads
+from strength import one_at_a_time
 
 from ssmpi.config import load
 from ssmpi.data.block_dispatcher import block_order
@@ -24,7 +25,7 @@ ADAGRAD = ("dense.initial_state=0.01",)
 ADAM = tuple(
     f"{part}.{key}" for part in ("dense", "embedding") for key in ("optimizer=adam", "rate=0.002", "epsilon=1e-4")
 )
-OPTIMIZERS = pytest.mark.parametrize("optimizer", [ADAGRAD, SGD], ids=["adagrad", "sgd"])
+OTHERS = [(SGD, 2, 1, "true"), (ADAGRAD, 3, 2, "false")]
 
 
 def batches_of(config, reader, blocks, a_pass=0):
@@ -76,8 +77,11 @@ def check_one_process(run):
         np.testing.assert_allclose(table, plain, rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
 
 
-@OPTIMIZERS
-@pytest.mark.parametrize(("trainers", "servers", "shared"), [(2, 1, "true"), (3, 2, "false")])
+@pytest.mark.parametrize(
+    ("optimizer", "trainers", "servers", "shared"),
+    [(ADAGRAD, 2, 1, "true"), (SGD, 3, 2, "false"), *(pytest.param(*way, marks=pytest.mark.soak) for way in OTHERS)],
+    ids=str,
+)
 def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimizer, trainers, servers, shared):
     """Rows that several trainers met in a step too, for either optimizer."""
     ranks = (f"topology.trainers={trainers}", f"topology.embedding_ps={servers}", f"run.shared_memory={shared}")
@@ -85,7 +89,7 @@ def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimi
     check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *optimizer, *ranks, *passes))
 
 
-@pytest.mark.parametrize("rows", ["adam", "partial_rowwise_adam"])
+@pytest.mark.parametrize("rows", ["adam", pytest.param("partial_rowwise_adam", marks=pytest.mark.soak)])
 def test_synchronous_steps_of_adam_are_those_of_one_process(tmp_path, small_data, rows):
     """A row that several trainers met in a step counts one step."""
     ranks = ("topology.trainers=2", f"embedding.optimizer={rows}", "data.passes=1")
@@ -110,8 +114,7 @@ def test_synchronous_steps_are_the_same_bits_however_messages_travel(tmp_path, s
         np.testing.assert_array_equal(a, b)
 
 
-@OPTIMIZERS
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("optimizer", "servers"), one_at_a_time([SGD, ADAGRAD], [2, 1]), ids=str)
 def test_one_trainer_on_sync_ps_trains_as_alone(tmp_path, small_data, optimizer, servers):
     """Up to rounding: the sync PSs take the steps, the trainer only follows."""
     settings = (*EXACT, *optimizer, "topology.embedding_ps=0")

@@ -57,9 +57,10 @@ def test_the_next_launch_resumes_from_memory_after_the_last_restart(start, memor
     assert output.count("the memory of the ranks stays in") == 1
     assert runs_of(next(memory.glob("*/trainer-0")).parent) == {job.run.resolve()}
     assert not list(memory.glob("*/sm_segment.*"))
-    for program, ranks, more in ((LAUNCH, 0, "dense.rate=0.5"), (("-m", "ssmpi", "train"), 3, "run.log_seconds=0.2")):
-        refused = start(*once, more, program=program, ranks=ranks, resume=True)
-        assert "add '--checkpoint whole'" in refused.error(STOPPING)
+    refused = start(*once, "dense.rate=0.5", program=LAUNCH, resume=True)
+    assert "add '--checkpoint whole'" in refused.error(STOPPING)
+    by_train = start(*once, "run.log_seconds=0.2", ranks=3, resume=True)
+    assert "add '--checkpoint whole'" in by_train.error(STOPPING)
     assert len(resume_and_stop(start, job, memory)) == 1
 
 

@@ -15,6 +15,8 @@ PROJECT = Path(__file__).parents[2]
 ROWS = 7_000
 EXTRAS = "tensorboard,plots,baseline"  # of quickstart.sh
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):

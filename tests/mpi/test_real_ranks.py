@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from datasets import FEW, make_dataset, make_keyed, make_lists_dataset
+from datasets import make_lists_dataset
 from runs import train_over_ranks, train_over_threads
 from test_gradients import ADAGRAD, SYNCHRONOUS, check_one_process
 from test_two_members import GROUP, ONE_LANE, assert_same, moved_by, ways
 
 ALONE = ("embedding.prefetch=false", "data.passes=2")
 POOLED = ("topology.embedding_ps=1", "run.shared_memory=false", "embedding.pooling=server")
-DYNAMIC = ("embedding.table=dynamic", "embedding.dynamic.keys=400", "topology.embedding_ps=2")
 TOP_K = 'model.top_k=["bottom.0: 0.75"]'
 SPARSE = (*ONE_LANE, TOP_K, 'hierarchy.tags=["bottom.0*: 1", "*: home"]', "run.shared_memory=false")
 
@@ -35,16 +34,6 @@ def test_lists_pooled_by_a_real_embedding_ps_give_the_bits_of_one_trainer(tmp_pa
     assert run.result["bytes"]["embedding_pull"] > 0
     settings = (*ALONE, "data.batch_size=32", "topology.embedding_ps=0")
     assert_same_bits(run, train_over_threads(tmp_path / "alone", data, *settings))
-
-
-def test_real_ranks_train_by_key_as_threads_do_by_id(tmp_path):
-    ids = make_dataset(tmp_path / "ids", 2_000, cardinalities=(400, 400, 20, 9, 50), features=FEW)
-    keys = make_keyed(tmp_path / "keys", ids, ("user", "item"))
-    run = train_over_ranks(tmp_path / "ranks", keys, *ALONE, "data.batch_size=50", *DYNAMIC)
-    by_id = train_over_threads(tmp_path / "threads", ids, *ALONE, "data.batch_size=50")
-    np.testing.assert_array_equal(run.losses(), by_id.losses())
-    for name, values in by_id.dense().items():
-        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
 
 
 def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data):

@@ -24,9 +24,9 @@ def given(tmp_path, monkeypatch):
 
 def test_it_gives_result_metrics_and_scores(given, capsys):
     folder, data = given
-    sync, topology = {"algorithm": "ma"}, {"trainers": 2, "sync_ps": 0}
+    sync, topology = {"algorithm": "none"}, {"sync_ps": 0}
     run = Run(folder / "run.toml", *SMALL_MODEL, *QUIET, f"run.folder={folder}/run", sync=sync, topology=topology)
-    assert "2 trainer" in run.plan()
+    assert "1 trainer" in run.plan()
     done = run.launch()
     assert "complete: 3,000 examples" in capsys.readouterr().out
     assert (done.result["status"], done.result["examples"]) == ("complete", 3_000)

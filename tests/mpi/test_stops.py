@@ -23,7 +23,10 @@ def saved(job):
     return run
 
 
-@pytest.mark.parametrize(("signum", "topology"), [(signal.SIGINT, ALL_ROLES), (signal.SIGTERM, ONE_TRAINER)])
+@pytest.mark.parametrize(
+    ("signum", "topology"),  # SIGTERM ends the jobs of other tests, too
+    [(signal.SIGINT, ALL_ROLES), pytest.param(signal.SIGTERM, ONE_TRAINER, marks=pytest.mark.soak)],
+)
 def test_launch_turns_an_interrupt_into_a_stop_that_saves(start, signum, topology):
     job = start(*topology, program=("-m", "ssmpi", "launch")).until_it_trains()
     job.send(signum)
@@ -59,6 +62,7 @@ def test_a_stop_in_the_last_evaluation_leaves_the_model_of_all_rows(start):
     assert saved(job).result["examples"] == 2_000
 
 
+@pytest.mark.soak
 def test_an_interrupted_mpirun_leaves_nothing_half(start):
     job = start(*ONE_TRAINER, ranks=2).until_it_trains()
     job.send(signal.SIGINT)

@@ -10,6 +10,7 @@ from ssmpi.bench.contenders import grid
 from ssmpi.bench.reporting import cores
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(630)  # it starts four jobs, one after the other
 def test_the_short_benchmark_measures_every_contender(tmp_path):
     words = ("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path)

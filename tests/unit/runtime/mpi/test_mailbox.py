@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 from mailbox_order import reused_too_early
-from ranks import PATIENCE, over_mpi, over_threads
+from rank_pool import over_mpi
+from ranks import PATIENCE, over_threads
 
 from ssmpi.model import bfloat16
 from ssmpi.runtime.compiled.aligned import aligned

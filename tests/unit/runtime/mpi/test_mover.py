@@ -4,7 +4,8 @@ import threading
 
 import numpy as np
 import pytest
-from ranks import PATIENCE, over_mpi, over_threads
+from rank_pool import over_mpi
+from ranks import PATIENCE, over_threads
 from test_mailbox import LIMIT, MESSAGES, TWO, exchange
 
 from ssmpi.runtime.errors import PeerError
