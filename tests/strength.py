@@ -18,6 +18,11 @@ def one_at_a_time(*axes):
     return [pytest.param(*values, marks=marks(values)) for values in itertools.product(*axes)]
 
 
+def in_soak(*cases):
+    """Parameters that are left to soak, each a value or a tuple of several."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak) for case in cases]
+
+
 def at_least(examples):
     """More examples of a property than others have: of one whose violation loses data."""
     return hypothesis.settings(max_examples=max(examples, hypothesis.settings.default.max_examples))

@@ -8,6 +8,7 @@ import torch
 from datasets import CARDINALITIES, make_dataset
 from oracle import plain_model
 from runs import train_over_threads
+from strength import in_soak
 
 from ssmpi.config import load
 from ssmpi.data.block_dispatcher import block_order
@@ -74,7 +75,7 @@ def optimizers_of(config, model):
     return adam, torch.optim.SGD(rows, config.embedding.rate)
 
 
-@pytest.mark.parametrize("nesterov", [False, True], ids=["classical", "nesterov"])
+@pytest.mark.parametrize("nesterov", [True, *in_soak(False)], ids=["nesterov", "classical"])
 def test_bmuf_with_adam_is_that_of_its_formula(tmp_path, data, nesterov):
     """Replicas keep moments of their own through rounds and pauses; a part ends with a round."""
     run = train_over_threads(tmp_path, data, *SETTINGS, f"sync.bmuf.nesterov={str(nesterov).lower()}")

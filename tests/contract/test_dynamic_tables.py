@@ -12,6 +12,7 @@ from datasets import FEW, make_dataset, make_keyed
 from faults import Kill
 from oracle import initial_row
 from runs import Run, train_over_threads, write_run_file
+from strength import in_soak
 from test_warm_start import train_with_kills
 
 from ssmpi.config import load
@@ -107,7 +108,7 @@ def check_same(run, static):
 
 @pytest.mark.parametrize(
     ("servers", "shared"),
-    [(0, "true"), *((servers, shared) for servers in (1, 2, 3) for shared in ("true", "false"))],
+    [(0, "true"), (2, "true"), (3, "false"), *in_soak((1, "true"), (1, "false"), (3, "true"))],
 )
 def test_rows_by_key_are_rows_by_id_to_the_bit(tmp_path, data, static, servers, shared):
     run = train_over_threads(
@@ -121,7 +122,7 @@ def test_rows_by_key_are_rows_by_id_to_the_bit(tmp_path, data, static, servers, 
     }
 
 
-@pytest.mark.parametrize(("servers", "items"), [(1, 40), (3, 30)])
+@pytest.mark.parametrize(("servers", "items"), [(3, 30), *in_soak((1, 40))])
 def test_rows_by_message_are_mapped_rows_to_the_bit(tmp_path, data, servers, items):
     """Looked up ahead, with admission, a shared row, keys that expire and a table that is full."""
     settings = (
@@ -163,7 +164,7 @@ def test_another_number_of_servers_resumes_the_same_rows(tmp_path, data, static)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("servers", [2, *in_soak(0)])
 def test_a_killed_run_goes_on_with_its_keys(tmp_path, data, static, servers, monkeypatch):
     monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)  # pretended ranks share a process
     kills = [Kill(Progress, "record", 11), Kill(Progress, "record", 31)]
@@ -174,7 +175,7 @@ def test_a_killed_run_goes_on_with_its_keys(tmp_path, data, static, servers, mon
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("servers", [2, *in_soak(0)])
 def test_a_run_that_is_killed_while_tables_grow_goes_on_with_its_keys(tmp_path, data, static, servers, monkeypatch):
     monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)  # pretended ranks share a process
     kills = [

@@ -84,7 +84,7 @@ def users_and_labels(data, split):
     return (np.concatenate(parts) for parts in zip(*((b.ids[:, 0], b.labels) for b in blocks), strict=True))
 
 
-@pytest.mark.parametrize("keyed", [(), ("user", "item")], ids=["ids", "keys"])
+@pytest.mark.parametrize("keyed", [("user", "item"), pytest.param((), marks=pytest.mark.soak)], ids=["keys", "ids"])
 def test_a_run_reports_it_and_evaluate_prints_it(data, keyed, tmp_path, alone, capsys):
     """Users 0 and 1 are none where ids are groups, and only 0 is where keys are."""
     users, labels = users_and_labels(data, "test")

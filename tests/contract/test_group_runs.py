@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from faults import Kill
 from runs import train_over_threads
+from strength import in_soak
 from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
 
 from ssmpi.config import load
@@ -80,14 +81,13 @@ def test_groups_resume_what_a_trainer_alone_has_saved_and_the_other_way_round(tm
     assert_same(run, reference)
 
 
-def test_room_on_disk_is_made_for_every_members_file(tmp_path, small_data, monkeypatch):
-    """As much whichever member owns more."""
+def test_room_on_disk_is_made_for_every_members_file(tmp_path, small_data, monkeypatch, stop_after):
+    """As much whichever member owns more; a job that stops saves a checkpoint."""
     asked = []
     monkeypatch.setattr(manager, "make_room", lambda store, needed, path: asked.append(needed))
     for number in (0, 1):
         rules = f'hierarchy.tags=["bottom.*: {number}", "*: {1 - number}"]'
-        saves = ("checkpoint.every_examples=5000", "evaluate.split=none", "evaluate.final=none", "data.passes=1")
-        train_over_threads(tmp_path / f"{number}", small_data, *ONE, *PAIR, rules, *saves)
+        in_pieces(tmp_path / f"{number}", small_data, stop_after, [((*PAIR, rules), 7)])
     assert len(asked) >= 2
     assert len(set(asked)) == 1
 
@@ -104,7 +104,11 @@ def test_the_model_of_a_group_is_scored_without_it(tmp_path, small_data, capsys)
 
 @pytest.mark.parametrize(
     ("group", "rules"),
-    [(2, STAGES), (2, "hierarchy.plan=data"), (3, 'hierarchy.tags=["top.0: 1 bf16", "top.*: 2", "*: home"]')],
+    [
+        (2, "hierarchy.plan=data"),
+        (3, 'hierarchy.tags=["top.0: 1 bf16", "top.*: 2", "*: home"]'),
+        *in_soak((2, STAGES)),
+    ],
 )
 def test_all_that_a_group_moves_is_what_its_edges_say(tmp_path, small_data, group, rules):
     """Bytes and entries, to the last one."""
@@ -158,7 +162,7 @@ def how(killed):
     return [each["how"] for each in killed.recoveries]
 
 
-@pytest.mark.parametrize("algorithm", BY)
+@pytest.mark.parametrize("algorithm", ["bmuf", "easgd", *in_soak("ma", "gossip", "async_ps")])
 def test_killed_members_go_on_from_their_memory(tmp_path, small_data, algorithm):
     killed = killed_pairs(tmp_path, small_data, algorithm)
     killed.start(Kill(Progress, "record", 10, after=True)).start()
@@ -167,8 +171,10 @@ def test_killed_members_go_on_from_their_memory(tmp_path, small_data, algorithm)
     assert result["iterations"] == pytest.approx(60, abs=8)  # each of four lanes repeats at most one batch a kill
 
 
-@pytest.mark.parametrize("algorithm", ["bmuf", "async_ps"])
-@pytest.mark.parametrize("homes", ["all", "first"])
+@pytest.mark.parametrize(
+    ("algorithm", "homes"),
+    [("async_ps", "all"), ("bmuf", "first"), *in_soak(("bmuf", "all"), ("async_ps", "first"))],
+)
 def test_the_plan_knows_the_memory_that_members_keep(tmp_path, small_data, algorithm, homes):
     """Of the largest one of each role, but for pages that are not full: what it owns, copies, an account by lane."""
     wide = ("model.bottom=[512,8]", "model.top=[256,1]", "topology.threads=2", f"hierarchy.homes={homes}")
@@ -183,8 +189,7 @@ def test_the_plan_knows_the_memory_that_members_keep(tmp_path, small_data, algor
     ("algorithm", "lost", "expected"),
     [
         ("ma", ("trainer-1",), "partial"),
-        ("bmuf", ("trainer-3",), "partial"),
-        ("ma", ("trainer-1", "trainer-3"), "beginning"),
+        *in_soak(("bmuf", ("trainer-3",), "partial"), ("ma", ("trainer-1", "trainer-3"), "beginning")),
         ("easgd", ("trainer-1", "trainer-3"), "partial"),
         ("easgd", ("trainer-1", "trainer-3", "sync_ps-0"), "beginning"),
     ],

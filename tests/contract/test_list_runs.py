@@ -13,6 +13,7 @@ from faults import Kill
 from own_network import NAMED, write_own
 from runs import batches, train_over_threads
 from safetensors.numpy import load_file
+from strength import in_soak
 from test_group_runs import PAIR, STAGES, assert_same, in_pieces, stop_after  # noqa: F401 - a fixture
 from test_partial_recovery import TWO_PS, Killed, SaveRows, after, assert_reloaded, one_process, rows_in  # noqa: F401
 from test_warm_start import same, train_with_kills
@@ -78,10 +79,8 @@ ROUNDS = ("sync.pace=fixed_rate", "sync.every_iterations=3", "sync.algorithm=eas
 @pytest.mark.parametrize(
     "settings",
     [
-        ("model.name=dcn_v2", *POOLED),
         ("model.name=deepfm", "model.deepfm.deep=[8]", *POOLED),
         (NAMED, "topology.embedding_ps=0"),
-        (*ROUNDS, "sync.codec=threshold:0.9"),
         (*ROUNDS, "sync.codec=bf16", *POOLED),
         (*PAIR, STAGES, *POOLED),
     ],
@@ -127,7 +126,7 @@ def pooled_by_hand(data, tables):
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("network", ["dlrm", "deepfm"])
+@pytest.mark.parametrize("network", ["deepfm", *in_soak("dlrm")])
 def test_what_is_exported_predicted_and_evaluated_agrees(tmp_path, data, network, capsys):
     """Scores by onnxruntime from the exported files, with lists pooled by hand: DeepFM's first-order weights too."""
     settings = (f"model.name={network}", "model.deepfm.deep=[8]", "topology.embedding_ps=2", *POOLED)

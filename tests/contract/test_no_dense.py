@@ -5,6 +5,7 @@ import pytest
 from datasets import make_dataset, make_lists_dataset
 from runs import train_over_threads
 from safetensors.numpy import load_file
+from strength import in_soak
 from test_group_runs import ONE, PAIR, assert_same
 
 from ssmpi.config import load
@@ -28,9 +29,12 @@ def data(tmp_path_factory):
     return folder
 
 
+OTHERS = [*((name, "ids") for name in NETWORKS if name != "dcn_v2"), ("dlrm", "lists")]
+
+
 @pytest.mark.parametrize(
     ("name", "of"),
-    [*((name, "ids") for name in NETWORKS), ("dlrm", "one"), ("dlrm", "lists"), ("deepfm", "lists")],
+    [("dcn_v2", "ids"), ("dlrm", "one"), ("deepfm", "lists"), *in_soak(*OTHERS)],
 )
 def test_a_network_without_dense_features_trains_alone_and_in_a_group(tmp_path, data, name, of, capsys):
     """A bottom MLP that would not fit is none."""

@@ -113,6 +113,7 @@ def real(few, tmp_path_factory):
     return Run(folder / "run")
 
 
+@pytest.mark.soak  # a custom network's is in unit/model
 def test_real_ranks_train_it_and_scoring_runs_none_of_it(real, tmp_path, alone, capsys):
     assert real.result["status"] == "complete"
     run = Run(Path(shutil.copytree(real.folder, tmp_path / "moved")))

@@ -23,8 +23,12 @@ def sizes(run):
 
 @pytest.mark.parametrize(
     "jobs",
-    [[(), ()], [(*PAIR, STAGES), (*PAIR, STAGES)], [(*PAIR, STAGES), (*PAIR, "hierarchy.plan=data")]],
-    ids=["alone", "in a group", "by other members"],
+    [
+        [(*PAIR, STAGES), (*PAIR, "hierarchy.plan=data")],
+        pytest.param([(), ()], marks=pytest.mark.soak),
+        pytest.param([(*PAIR, STAGES), (*PAIR, STAGES)], marks=pytest.mark.soak),
+    ],
+    ids=["by other members", "alone", "in a group"],
 )
 def test_a_stopped_run_goes_on_with_its_thresholds_to_the_same_bits(tmp_path, small_data, stop_after, jobs):  # noqa: F811
     """Whichever members measured: of a group, those that compute an operator."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from oracle import train_plainly
 from runs import train_over_threads
-from strength import one_at_a_time
+from strength import in_soak, one_at_a_time
 
 from ssmpi.config import load
 from ssmpi.data.block_dispatcher import block_order
@@ -79,7 +79,7 @@ def check_one_process(run):
 
 @pytest.mark.parametrize(
     ("optimizer", "trainers", "servers", "shared"),
-    [(ADAGRAD, 2, 1, "true"), (SGD, 3, 2, "false"), *(pytest.param(*way, marks=pytest.mark.soak) for way in OTHERS)],
+    [(ADAGRAD, 2, 1, "true"), (SGD, 3, 2, "false"), *in_soak(*OTHERS)],
     ids=str,
 )
 def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimizer, trainers, servers, shared):
@@ -89,7 +89,7 @@ def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimi
     check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *optimizer, *ranks, *passes))
 
 
-@pytest.mark.parametrize("rows", ["adam", pytest.param("partial_rowwise_adam", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rows", ["adam", *in_soak("partial_rowwise_adam")])
 def test_synchronous_steps_of_adam_are_those_of_one_process(tmp_path, small_data, rows):
     """A row that several trainers met in a step counts one step."""
     ranks = ("topology.trainers=2", f"embedding.optimizer={rows}", "data.passes=1")

@@ -16,6 +16,7 @@ import pytest
 from datasets import FEW, FEW_CARDINALITIES, flip_a_value, make_dataset
 from faults import io_error, no_room
 from runs import train_over_threads, write_run_file
+from strength import in_soak
 
 from ssmpi import cli
 from ssmpi.config import load
@@ -38,6 +39,7 @@ from ssmpi.trainer import build_trainer, trainer
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ONE = ("data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
+HANDOUTS = ["dynamic", *in_soak("static")]
 
 
 @pytest.fixture
@@ -104,13 +106,11 @@ ADAM = (
 @pytest.mark.parametrize(
     ("prefetch", "servers", "network"),
     [
-        ("true", [0], ()),
         ("true", [2], ()),
-        ("false", [2], ()),
-        ("false", [2, 3, 1], DEEPFM),
         ("false", [2, 3, 1], (*DEEPFM, *ADAM)),
+        *in_soak(("true", [0], ()), ("false", [2, 3, 1], DEEPFM)),
     ],
-    ids=["no PS", "2 PSs", "2 PSs, no prefetch", "DeepFM on 2, 3, 1 PSs", "DeepFM by Adam on 2, 3, 1 PSs"],
+    ids=["2 PSs", "DeepFM by Adam on 2, 3, 1 PSs", "no PS", "DeepFM on 2, 3, 1 PSs"],
 )
 def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, prefetch, servers, network):
     """Also where rows have a vector and a first-order weight and move to another number of embedding PSs."""
@@ -124,7 +124,7 @@ def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, 
         assert run.result["bytes"]["rows_in_place"] == reference.result["bytes"]["rows_in_place"] > 0
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adagrad", *in_soak("sgd")])
 def test_an_optimizer_on_sync_pss_goes_on_to_the_same_bits(tmp_path, small_data, watched, optimizer):
     """Its memory is theirs, and their number may change: they are shards of one vector."""
     steps = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1")
@@ -483,7 +483,7 @@ def checks(monkeypatch):
 MANY = ("topology.trainers=2", "topology.threads=2", "sync.algorithm=ma")
 
 
-@pytest.mark.parametrize("handout", ["static", "dynamic"])
+@pytest.mark.parametrize("handout", HANDOUTS)
 def test_each_shard_is_checked_once_in_a_run(tmp_path, small_data, watched, checks, handout):
     """Not once in a pass, by every trainer, or in every job; a split that is scored once in a job."""
     in_pieces(tmp_path, small_data, watched, [20, 60], *ONE, f"data.handout={handout}", other=(MANY, (), MANY))
@@ -535,7 +535,7 @@ OTHER_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("handout", ["dynamic", "static"])
+@pytest.mark.parametrize("handout", HANDOUTS)
 def test_other_numbers_repeat_no_row_and_lose_none(tmp_path, small_data, watched, handout):
     settings = (*ONE, f"data.handout={handout}")
     run = in_pieces(tmp_path, small_data, watched, [9, 15, 20, 11], *settings, other=OTHER_NUMBERS)

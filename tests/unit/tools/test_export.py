@@ -12,6 +12,7 @@ import torch
 from own_network import NAMED, write_own
 from runs import train_over_threads
 from safetensors.numpy import load_file
+from strength import in_soak
 from torch import nn
 from torch.nn.functional import linear
 
@@ -103,7 +104,7 @@ def predicted(run, small_data, tmp_path, alone):
     return np.loadtxt(tmp_path / "scores")
 
 
-@pytest.mark.parametrize("kind", ["torch", "safetensors", "onnx"])
+@pytest.mark.parametrize("kind", ["onnx", *in_soak("torch", "safetensors")])
 def test_the_umask_says_who_may_read_an_export(run, tmp_path, kind):
     before = os.umask(0o027)
     try:
@@ -175,7 +176,7 @@ def own(state, dense, vectors, weights):
 @pytest.mark.parametrize(
     ("network", "setting"),
     [
-        (dcn_v2, "model.name=dcn_v2"),
+        *in_soak((dcn_v2, "model.name=dcn_v2")),
         (deepfm, "model.name=deepfm"),
         (logistic, "model.name=logistic"),
         (own, NAMED),

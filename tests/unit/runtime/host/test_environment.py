@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from strength import in_soak
 
 from ssmpi.cluster.child_process import remove_abandoned
 from ssmpi.cluster.site import Launcher
@@ -156,7 +157,9 @@ print(cores == os.sched_getaffinity(0))
 """
 
 
-@pytest.mark.parametrize("setting", ["OMP_PROC_BIND=close", "OMP_PLACES=cores", "GOMP_CPU_AFFINITY=0", "KMP_AFFINITY="])
+@pytest.mark.parametrize(
+    "setting", ["OMP_PROC_BIND=close", *in_soak("OMP_PLACES=cores", "GOMP_CPU_AFFINITY=0", "KMP_AFFINITY=")]
+)
 def test_variables_that_bind_threads_are_removed_and_named(bare, setting):
     """Worker threads inherited the one core of the main thread, and trained at half the speed."""
     bare.setenv(*setting.split("="))

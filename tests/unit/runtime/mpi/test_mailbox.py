@@ -11,6 +11,7 @@ import pytest
 from mailbox_order import reused_too_early
 from rank_pool import over_mpi
 from ranks import PATIENCE, over_threads
+from strength import in_soak
 
 from ssmpi.model import bfloat16
 from ssmpi.runtime.compiled.aligned import aligned
@@ -273,7 +274,7 @@ sys.exit(7)
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "signal", "end"])
+@pytest.mark.parametrize("how", ["signal", *in_soak("exit", "end")])
 def test_a_process_ends_while_a_thread_waits_without_a_limit(how):
     ended = subprocess.run([sys.executable, "-c", WAITING, how], timeout=PATIENCE, check=False)
     assert ended.returncode == 7

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from faults import no_room
 from runs import train_over_threads
+from strength import in_soak
 
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.local_tables import LocalTables
@@ -152,7 +153,7 @@ HANGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", HANGS)
+@pytest.mark.parametrize("what", ["a PS's file", *in_soak("a trainer's file", "the manifest")])
 def test_a_file_that_is_never_written_is_named_with_its_rank(what, tmp_path, small_data, monkeypatch, said):
     """While training continues, which can begin no other save; at the end the job does not wait for ever."""
     owner, name, which, words = HANGS[what]
