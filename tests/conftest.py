@@ -74,7 +74,7 @@ def pytest_xdist_make_scheduler(config, log):
 @cache
 def takes_ranks(path):
     """Whether tests of a file run bodies on the real ranks that stay."""
-    return bool(re.search(r"\b(over_mpi|all_over_mpi|train_over_ranks)\b", path.read_text(encoding="utf-8")))
+    return bool(re.search(r"\b(over_mpi|train_over_ranks)\b", path.read_text(encoding="utf-8")))
 
 
 def pytest_collection_finish(session):

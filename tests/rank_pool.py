@@ -23,19 +23,7 @@ from ranks import PATIENCE, Running, TimeLimitError, full_environment, mpirun_pa
 
 def over_mpi(topology, body, *arguments, timeout=PATIENCE):
     """Run ``body``, a function of any module, a test's too, on real ranks; their results by rank."""
-    return all_over_mpi(topology, [(body, arguments)], timeout)[0]
-
-
-def all_over_mpi(topology, tasks, timeout=PATIENCE):
-    """Run ``tasks``, pairs of body and arguments, one after the other in one world, each within ``timeout`` seconds;
-    results by task and rank.
-    """
-    return POOL.run(topology, [(named(body), pickle.dumps(arguments)) for body, arguments in tasks], timeout)
-
-
-def named(body):
-    """Where a rank finds ``body``."""
-    return str(Path(sys.modules[body.__module__].__file__).parent), body.__module__, body.__qualname__
+    return POOL.run(topology, body, *arguments, timeout=timeout)
 
 
 class RankPool:
@@ -44,14 +32,13 @@ class RankPool:
     def __init__(self, size):
         self._size, self._job, self._links = size, None, []
 
-    def run(self, topology, tasks, timeout):
-        """See ``all_over_mpi``."""
+    def run(self, topology, body, *arguments, timeout=PATIENCE):
+        """See ``over_mpi``."""
+        place = str(Path(sys.modules[body.__module__].__file__).parent), body.__module__, body.__qualname__
         try:
             if self._job is None:
                 self._start()
-            links = self._links[: topology.size]
-            self._ask(links, topology, PATIENCE)
-            return [self._ask(links, task, timeout) for task in tasks]
+            return self._ask(self._links[: topology.size], (topology, place, pickle.dumps(arguments)), timeout)
         except BaseException:
             self._kill()  # what it has left must not meet the next test
             raise
@@ -114,35 +101,27 @@ POOL = RankPool(8)  # as many as the largest topology of a test has
 
 
 def be_a_rank(address):
-    """What each rank does: it makes a world of every topology that it is sent, and runs bodies in it."""
+    """What each rank does: it runs the bodies that it is sent, each in a world of its own, until it is sent None."""
     from ssmpi.runtime.mpi.world import World, join
 
-    job, part, world = join(), None, None
+    job = join()
     with Client(address) as link:
         link.send(job.rank)
         while (message := link.recv()) is not None:
+            topology, (home, module, name), arguments = message
+            if home not in sys.path:
+                sys.path.insert(0, home)
             try:
-                if isinstance(message, tuple):
-                    result = call(world, *message)
-                    if part.heartbeat:
-                        part.heartbeat.stop()
-                        part.heartbeat = None
-                else:
-                    part, result = first_ranks(job, message.size), None
-                    world = World(part, message)
+                part = first_ranks(job, topology.size)
+                body = getattr(importlib.import_module(module), name)
+                result = body(World(part, topology), *pickle.loads(arguments))
+                if part.heartbeat:
+                    part.heartbeat.stop()
             except BaseException:
                 link.send((None, f"rank {job.rank}: {traceback.format_exc()}"))
                 raise
             link.send((result, ""))
     job.leave()
-
-
-def call(world, body, arguments):
-    """Run a body in a world."""
-    home, module, name = body
-    if home not in sys.path:
-        sys.path.insert(0, home)
-    return getattr(importlib.import_module(module), name)(world, *pickle.loads(arguments))
 
 
 def first_ranks(job, number):

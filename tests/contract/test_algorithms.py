@@ -3,13 +3,12 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from late_partner import check_late_partner, late_partner
-from rank_pool import all_over_mpi
+from rank_pool import over_mpi
 from ranks import over_threads
 from sync_bodies import PARAMETERS, on_trainers, options, replica, with_pace
 
@@ -383,14 +382,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@cache
-def over_real_ranks():
-    """Results of all cases that want them, made by one job, because starting it takes longest."""
-    cases = [case for case in CASES if case.over_mpi]
-    results = all_over_mpi(TWO, [(case.body, (case.options,)) for case in cases])
-    return dict(zip(cases, results, strict=True))
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_promise_over_threads(case):
     results = over_threads(case.topology, case.body, case.options)
@@ -399,7 +390,7 @@ def test_promise_over_threads(case):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.over_mpi], ids=str)
 def test_promise_over_mpi(case):
-    case.check(over_real_ranks()[case][:2], case.options)
+    case.check(over_mpi(TWO, case.body, case.options)[:2], case.options)
 
 
 def test_async_ps_shards_are_the_same_arithmetic():

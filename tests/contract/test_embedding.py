@@ -1,7 +1,6 @@
 """Pull and push against plain tables, over threads and over MPI, for any number of embedding PSs."""
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from embedding_bodies import (
     whole_rows,
 )
 from oracle import RowwiseAdagrad, initial_tables
-from rank_pool import all_over_mpi
+from rank_pool import over_mpi
 from ranks import over_threads
 from strength import one_at_a_time
 from torch import nn
@@ -168,13 +167,6 @@ CASES = {
 }
 
 
-@cache
-def over_mpi():
-    """Results of all cases, made by one job, because starting it takes longest."""
-    results = all_over_mpi(REMOTE, [(body, arguments) for body, _, arguments in CASES.values()])
-    return dict(zip(CASES, results, strict=True))
-
-
 @pytest.mark.parametrize(("case", "servers"), one_at_a_time(list(CASES), [3, 1, 2, 5]))
 def test_like_plain_tables_over_threads(case, servers):
     body, check, arguments = CASES[case]
@@ -184,8 +176,8 @@ def test_like_plain_tables_over_threads(case, servers):
 
 @pytest.mark.parametrize("case", CASES)
 def test_like_plain_tables_over_mpi(case):
-    _, check, arguments = CASES[case]
-    check(over_mpi()[case][:2], *arguments)
+    body, check, arguments = CASES[case]
+    check(over_mpi(REMOTE, body, *arguments)[:2], *arguments)
 
 
 LAYOUTS = {"sgd": SGD, "rowwise_adagrad": ADAGRAD, "vectors and weights": WEIGHTED}

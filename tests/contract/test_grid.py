@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from owners import BY_LAYER, IN_TURN, NETWORK, WHOLE
-from rank_pool import all_over_mpi
+from rank_pool import over_mpi
 from ranks import over_threads
 from sync_bodies import WAITING, close_together, mapped, meet, on_trainers, options
 
@@ -31,13 +31,14 @@ def one_round(world, options):
     return on_trainers(world, options, weights, work)
 
 
+GROUPS = Topology(4, 1, 1, 2, group=2)
 ONE_ROUND = options("ma", alpha=1.0, shared_memory=False)
 
 
-def test_members_meet_the_same_member_of_the_other_replica(over_ranks):
+def test_members_meet_the_same_member_of_the_other_replica():
     evens, odds = ("trainer 0", "trainer 2"), ("trainer 1", "trainer 3")
     sent = 4.0 * 1_004  # an all-reduce of two: the vector with its weight
-    for found in (over_threads(Topology(4, group=2), one_round, ONE_ROUND), over_ranks[1]):
+    for found in (over_threads(Topology(4, group=2), one_round, ONE_ROUND), over_mpi(GROUPS, one_round, ONE_ROUND)):
         assert found[:4] == [(evens, 50.5, 50.5, sent), (odds, 505.0, 505.0, sent)] * 2
 
 
@@ -54,10 +55,10 @@ def tell_next(world):
     return int(found[0]), {name: size for name, size in world.traffic.by_name().items() if size}
 
 
-def test_members_of_a_group_talk_apart_and_are_counted_apart(over_ranks):
+def test_members_of_a_group_talk_apart_and_are_counted_apart():
     for found, senders in (
         (over_threads(Topology(6, group=3), tell_next)[:6], [2, 0, 1, 5, 3, 4]),
-        (over_ranks[0][:4], [1, 0, 3, 2]),
+        (over_mpi(GROUPS, tell_next)[:4], [1, 0, 3, 2]),
     ):
         assert [sender for sender, _ in found] == senders
         assert [sent for _, sent in found] == [{"bytes_group": 8.0, "messages_group": 1.0}] * len(senders)
@@ -168,21 +169,14 @@ def test_rounds_of_members_are_those_of_the_whole_vector(chosen, owners):
 OVER_MPI = [options("easgd"), options("easgd", "fixed_rate"), options("async_ps"), options("ma")]
 
 
-@pytest.fixture(scope="module")
-def over_ranks():
-    """Results of real ranks, by task and rank. One job does all tasks, because it takes seconds to start."""
-    tasks = [(tell_next, ()), (one_round, (ONE_ROUND,)), *((blocks, (chosen, IN_TURN)) for chosen in OVER_MPI)]
-    return all_over_mpi(Topology(4, 1, 1, 2, group=2), tasks)
-
-
-def test_members_have_centers_and_teams_of_their_own_in_shared_memory(over_ranks):
+@pytest.mark.parametrize("chosen", OVER_MPI, ids=lambda chosen: f"{chosen.algorithm}-{chosen.pace}")
+def test_members_have_centers_and_teams_of_their_own_in_shared_memory(chosen):
     """Over real ranks, which map them: as the whole vector over threads, to the bit."""
-    for chosen, by_rank in zip(OVER_MPI, over_ranks[2:], strict=True):
-        flat = over_threads(Topology(2, 2, 1, 2), blocks, chosen, (WHOLE,))
-        for trainer, (_, *found) in enumerate(by_rank[:4]):
-            replica, member = divmod(trainer, 2)
-            for values, whole in zip(found, flat[replica][1:], strict=True):
-                np.testing.assert_array_equal(values, IN_TURN[member].of(whole))
+    flat = over_threads(Topology(2, 2, 1, 2), blocks, chosen, (WHOLE,))
+    for trainer, (_, *found) in enumerate(over_mpi(GROUPS, blocks, chosen, IN_TURN)[:4]):
+        replica, member = divmod(trainer, 2)
+        for values, whole in zip(found, flat[replica][1:], strict=True):
+            np.testing.assert_array_equal(values, IN_TURN[member].of(whole))
 
 
 def test_rounds_move_replicas():

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sync_bodies
-from rank_pool import all_over_mpi
+from rank_pool import over_mpi
 from ranks import PATIENCE, over_threads
 from sync_bodies import PARAMETERS, WAITING, close_together, live, meet, on_trainers, options, replica, with_pace
 from unequal_steps import lesson
@@ -163,7 +163,8 @@ def test_moves_of_several_processes_at_once_conserve_sums():
     """Trainers that map the center, and its sync PSs for those that do not, hold its lock while they move it."""
     own = options("easgd")
     before = sum(many(rank).astype(float) for rank in (0, 1, 0))
-    for results in all_over_mpi(PAIR, [(hot_moves, (own, far)) for far in ((), (0,))]):
+    for far in ((), (0,)):
+        results = over_mpi(PAIR, hot_moves, own, far)
         after = sum(weights.astype(float) for weights, _ in results[:2]) + results[0][1]
         np.testing.assert_allclose(after, before, rtol=0, atol=1e-4)
         for _, model in results[:2]:

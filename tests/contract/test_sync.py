@@ -5,14 +5,14 @@ the trainers' results.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rank_pool import all_over_mpi
+from rank_pool import over_mpi
 from ranks import over_threads
+from strength import in_soak
 from sync_bodies import (
     PARAMETERS,
     REFUSED,
@@ -317,12 +317,8 @@ CASES = [
 ]  # fmt: skip
 
 
-@cache
-def over_mpi():
-    """Results of all cases that take the same ranks, made by one job, because starting it takes longest."""
-    cases = [case for case in CASES if case.topology == TWO and case.real]
-    results = all_over_mpi(TWO, [(case.body, (case.options,)) for case in cases])
-    return dict(zip(cases, results, strict=True))
+REAL = [case for case in CASES if case.topology == TWO and case.real]
+FIRST = {(case.check, case.options.algorithm, case.options.transport): case for case in reversed(REAL)}.values()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -331,9 +327,10 @@ def test_promise_over_threads(case):
     case.check(results[: case.topology.trainers], case.options)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.topology == TWO and case.real], ids=str)
+@pytest.mark.parametrize("case", [*FIRST, *in_soak(*(case for case in REAL if case not in FIRST))], ids=str)
 def test_promise_over_mpi(case):
-    case.check(over_mpi()[case][:2], case.options)
+    """CI has one case of each property, algorithm and transport."""
+    case.check(over_mpi(TWO, case.body, case.options)[:2], case.options)
 
 
 def test_several_sync_ps_give_the_same_as_one():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from embedding_bodies import CARDINALITIES, REMOTE
-from rank_pool import all_over_mpi
+from rank_pool import over_mpi
 from ranks import over_threads
 from tracking_bodies import count, counts_of
 
@@ -27,5 +27,5 @@ def test_every_lookup_is_counted_over_threads(shared, servers):
 
 
 def test_every_lookup_is_counted_over_mpi():
-    for results in all_over_mpi(REMOTE, [(count, (shared,)) for shared in SHARED]):
-        check(results, REMOTE.embedding_ps)
+    for shared in SHARED:
+        check(over_mpi(REMOTE, count, shared), REMOTE.embedding_ps)

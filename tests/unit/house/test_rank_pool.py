@@ -1,7 +1,6 @@
 """Real ranks that stay end when they must: no body meets what another one has left."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rank_pool import RankPool, named
+from rank_pool import RankPool
 from ranks import PATIENCE, TESTS, TimeLimitError, full_environment, python_path
 
 from ssmpi.runtime.topology import Topology
@@ -22,10 +21,6 @@ def pool():
     pool = RankPool(2)
     yield pool
     pool.close()
-
-
-def run(pool, body, *arguments, timeout=PATIENCE):
-    return pool.run(PAIR, [(named(body), pickle.dumps(arguments))], timeout)[0]
 
 
 def process(world):
@@ -51,23 +46,23 @@ def wait_for_the_end_of(pids):
 
 
 def test_ranks_stay_until_a_body_fails_or_hangs(pool):
-    first = run(pool, process)
-    assert run(pool, process) == first
+    first = pool.run(PAIR, process)
+    assert pool.run(PAIR, process) == first
     with pytest.raises(AssertionError, match=r"rank 1: [\s\S]*ValueError: on purpose"):
-        run(pool, fails_on, 1)
+        pool.run(PAIR, fails_on, 1)
     wait_for_the_end_of(first)
-    others = run(pool, process)
+    others = pool.run(PAIR, process)
     assert not set(first) & set(others)
     with pytest.raises(TimeLimitError, match=r"not done after 0\.5 s"):
-        run(pool, hangs_on, 1, timeout=0.5)
+        pool.run(PAIR, hangs_on, 1, timeout=0.5)
     wait_for_the_end_of(others)
 
 
 KILLED = """
-from test_rank_pool import RankPool, hangs_on, process, run
+from test_rank_pool import PAIR, RankPool, hangs_on, process
 pool = RankPool(2)
-print(*run(pool, process), flush=True)
-run(pool, hangs_on, 1)
+print(*pool.run(PAIR, process), flush=True)
+pool.run(PAIR, hangs_on, 1)
 """
 
 

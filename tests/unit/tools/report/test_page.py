@@ -280,7 +280,7 @@ def test_a_page_that_has_no_place_is_an_error_of_the_user(runs, tmp_path, capsys
     )
 
 
-def test_a_broken_run_does_not_spoil_the_page_of_the_others(runs, broken, tmp_path):
+def test_a_broken_run_does_not_spoil_the_page_of_the_others(runs, broken, undrawn, tmp_path):
     (broken / "result.json").unlink()
     with (broken / "metrics.jsonl").open("a") as lines:
         lines.write('{"kind": "tr')
