@@ -102,10 +102,12 @@ class Running:
         return found
 
     def close(self):
-        """Kill every process that is left."""
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kill every process that is left, and wait until they hold nothing any more."""
+        while pids := self.pids():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
         self.process.wait()
         self._out.close()
         self._err.close()
