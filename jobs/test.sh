@@ -29,6 +29,6 @@ run lint-imports
 run shellcheck -x jobs/*.sh jobs/*.sbatch jobs/studies/*.sh .ci/run
 for process in "${compiling[@]}"; do wait "$process"; done
 wait
-# Six files at a time on two cores, because much of the time tests wait; the longest begin first (tests/conftest.py).
-run pytest -rfEs -n 6 --dist loadfile --no-loadscope-reorder "$@"
+# Four files at a time on two cores, because much of the time tests wait; the longest begin first (tests/conftest.py).
+run pytest -rfEs -n 4 --dist loadfile --no-loadscope-reorder "$@"
 python jobs/sizes.py

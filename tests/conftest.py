@@ -37,15 +37,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-LONGEST = (  # files by how long they take; those that mostly wait and those that mostly compute in turns
-    "story/test_slurm.py", "mpi/test_exactness.py", "mpi/test_frozen_starts.py", "unit/state/test_resume.py",
-    "mpi/test_failures.py", "mpi/test_checkpoints.py", "mpi/test_throughput.py", "mpi/test_gradients.py",
-    "mpi/test_two_members.py", "unit/model/test_lanes.py", "unit/state/checkpoint/test_saving.py",
-    "contract/test_sync.py", "unit/data_prep/test_prepare_criteo.py", "contract/test_grid.py",
-    "mpi/test_prepare_ranks.py", "mpi/test_quickstart.py", "mpi/test_kept_memory.py", "unit/tools/test_export.py",
-    "mpi/test_stops.py", "contract/test_group_runs.py", "mpi/test_killed_ranks.py", "story/test_hosts.py",
-    "mpi/test_keyed_runs.py", "contract/test_partial_recovery.py", "mpi/test_refusals.py",
-    "unit/state/recovery/test_restarts.py", "unit/data_prep/test_synthetic.py",
+LONGEST = (  # real ranks, then files by how long they take; those that mostly wait and those that compute in turns
+    "contract/test_sync.py", "story/test_slurm.py", "unit/state/test_resume.py", "mpi/test_frozen_starts.py",
+    "contract/test_partial_recovery.py", "mpi/test_kept_memory.py", "unit/data_prep/test_prepare_criteo.py",
+    "mpi/test_failures.py", "contract/test_group_runs.py", "mpi/test_killed_ranks.py", "mpi/test_exactness.py",
+    "mpi/test_checkpoints.py", "contract/test_warm_start.py", "mpi/test_two_members.py",
+    "unit/data_prep/test_synthetic.py", "mpi/test_stops.py", "mpi/test_gradients.py", "unit/tools/report/test_page.py",
+    "mpi/test_run_from_python.py", "unit/state/checkpoint/test_checkpoint_store.py", "story/test_hosts.py",
+    "contract/test_dynamic_tables.py", "unit/tools/test_export.py", "unit/cluster/test_launch.py",
+    "unit/state/checkpoint/test_saving.py", "unit/state/test_continued.py",
 )  # fmt: skip
 
 
