@@ -74,6 +74,21 @@ class Run:
         return [tables[table] for table in sorted(tables)]
 
 
+def assert_same_model(run, reference, *, state=False):
+    """Dense parameters and rows are the same to the bit; the ``state`` of the rows' optimizer too, if asked for."""
+    for name, values in reference.dense().items():
+        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
+    for what in ("weights", "state")[: 1 + state]:
+        for table, expected in zip(run.tables(what), reference.tables(what), strict=True):
+            np.testing.assert_array_equal(table, expected)
+
+
+def assert_same_bits(run, reference):
+    """Losses, parameters and rows."""
+    np.testing.assert_array_equal(run.losses(), reference.losses())
+    assert_same_model(run, reference)
+
+
 def names(saved):
     """Names of all data sets of an HDF5 file."""
     found = []

@@ -6,7 +6,7 @@ import mmap
 import numpy as np
 import pytest
 from faults import Kill
-from runs import train_over_threads
+from runs import assert_same_model, train_over_threads
 from strength import in_soak
 from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
 
@@ -55,11 +55,7 @@ def in_pieces(folder, data, stop_after, jobs):
 
 
 def assert_same(run, reference):
-    for name, values in reference.dense().items():
-        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
-    for what in ("weights", "state"):
-        for table, expected in zip(run.tables(what), reference.tables(what), strict=True):
-            np.testing.assert_array_equal(table, expected)
+    assert_same_model(run, reference, state=True)
     assert run.result["evaluations"] == reference.result["evaluations"]
     assert run.result["examples"] == reference.result["examples"]
 

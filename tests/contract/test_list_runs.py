@@ -11,12 +11,12 @@ import pytest
 from datasets import FEW, LIST_CARDINALITIES, WITH_LISTS, make_dataset, make_lists_dataset
 from faults import Kill
 from own_network import NAMED, write_own
-from runs import batches, train_over_threads
+from runs import assert_same_model, batches, train_over_threads
 from safetensors.numpy import load_file
 from strength import in_soak
 from test_group_runs import PAIR, STAGES, assert_same, in_pieces, stop_after  # noqa: F401 - a fixture
 from test_partial_recovery import TWO_PS, Killed, SaveRows, after, assert_reloaded, one_process, rows_in  # noqa: F401
-from test_warm_start import same, train_with_kills
+from test_warm_start import train_with_kills
 
 from ssmpi.data.features import Features, ListOptions
 from ssmpi.data.schema import DatasetManifest, Split, read_manifest, write_manifest, write_shard
@@ -103,7 +103,7 @@ def test_synchronous_trainers_are_the_same_with_lists_of_one_id(tmp_path, alike)
         "data.handout=static",
     )  # fmt: skip
     ids, lists = (train_over_threads(tmp_path / folder.name, folder, *STEPS, *settings) for folder in alike)
-    same(lists, ids)
+    assert_same_model(lists, ids)
 
 
 def pooled_by_hand(data, tables):
@@ -168,7 +168,7 @@ def test_a_run_stopped_anywhere_goes_on_by_others_to_the_same_bits(tmp_path, dat
 def test_a_killed_run_goes_on(tmp_path, data, where):
     through = train_over_threads(tmp_path / "through", data, *STEPS, *where)
     kills = [Kill(Progress, "record", 11), Kill(Progress, "record", 15)]
-    same(train_with_kills(tmp_path / "killed", data, kills, *STEPS, *where), through)
+    assert_same_model(train_with_kills(tmp_path / "killed", data, kills, *STEPS, *where), through)
 
 
 def lookups_by_hand(config, placement, server, first, end):

@@ -6,7 +6,7 @@ import torch
 from datasets import LIST_CARDINALITIES, make_lists_dataset
 from oracle import PlainListDeepFM, PlainListDLRM, train_plainly
 from own_network import NAMED, write_own
-from runs import batches, train_over_threads
+from runs import assert_same_bits, batches, train_over_threads
 
 from ssmpi.config import load
 
@@ -23,14 +23,6 @@ def data(tmp_path_factory):
 def alone(data, tmp_path_factory):
     """Rows in the trainer itself."""
     return train_over_threads(tmp_path_factory.mktemp("alone"), data, *ONE, *RATES, "topology.embedding_ps=0")
-
-
-def same(one, other):
-    np.testing.assert_array_equal(one.losses(), other.losses())
-    for name, values in one.dense().items():
-        np.testing.assert_array_equal(values, other.dense()[name], err_msg=name)
-    for values, others in zip(one.tables(), other.tables(), strict=True):
-        np.testing.assert_array_equal(values, others)
 
 
 def plain_dlrm(config):
@@ -131,7 +123,7 @@ def test_pushes_by_a_codec_are_those_of_its_formula(data, tmp_path, codec):
 def test_where_rows_are_changes_no_bit(alone, data, tmp_path, servers, shared):
     """Messages bring rows."""
     overrides = (f"topology.embedding_ps={servers}", f"run.shared_memory={shared}", "embedding.pooling=trainer")
-    same(train_over_threads(tmp_path, data, *ONE, *RATES, *overrides), alone)
+    assert_same_bits(train_over_threads(tmp_path, data, *ONE, *RATES, *overrides), alone)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
@@ -143,7 +135,7 @@ def test_one_server_that_pools_changes_no_bit(data, tmp_path, optimizer):
         )
         for pooling in ("trainer", "server")
     ]  # fmt: skip
-    same(*found)
+    assert_same_bits(*found)
     pulled = [run.result["bytes"]["embedding_pull"] for run in found]
     assert pulled[0] != pulled[1]
 

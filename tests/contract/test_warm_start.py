@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from faults import Kill, KilledError
 from ranks import PATIENCE, over_threads
-from runs import Run, train_over_threads, write_run_file
+from runs import Run, assert_same_model, train_over_threads, write_run_file
 
 from ssmpi import sync
 from ssmpi.config import load
@@ -77,13 +77,6 @@ def train_with_kills(folder, data, kills, *overrides):
     return Run(Path(config.run.folder))
 
 
-def same(one, other):
-    for name, values in one.dense().items():
-        np.testing.assert_array_equal(values, other.dense()[name])
-    for mine, theirs in zip(one.tables(), other.tables(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
 ADAM = ("dense.optimizer=adam", "dense.rate=0.001", "embedding.optimizer=adam", "embedding.rate=0.01")
 
 
@@ -93,7 +86,7 @@ def test_one_thread_goes_on_as_if_it_had_not_been_killed(tmp_path, small_data, o
     through = train_over_threads(tmp_path / "through", small_data, *ONE, *optimizers)
     kills = [Kill(Progress, "record", number) for number in (30, 25, 1)]
     killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE, *optimizers)
-    same(through, killed)
+    assert_same_model(through, killed)
     tail = killed.losses()
     np.testing.assert_array_equal(tail, through.losses()[-len(tail) :])
     assert killed.result["status"] == "complete"
@@ -123,7 +116,7 @@ def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data):
         Kill(RecoveryNotes, "evaluated", 1, after=True),
     ]
     killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE)
-    same(through, killed)
+    assert_same_model(through, killed)
     assert killed.result["evaluations"] == through.result["evaluations"]
 
 
@@ -137,7 +130,7 @@ def test_a_kill_while_saving_or_scoring_the_model_repeats_it(tmp_path, small_dat
     saving = [Kill(ArenaWriter, "begin"), Kill(pending_save, "move_into_place", after=True)]
     kills = [*saving * (which == "last"), Kill(Trainer, "evaluate_final", after=True), Kill(RunResults, "finish")]
     killed = train_with_kills(tmp_path / "killed", small_data, kills, *keeping)
-    same(through, killed)
+    assert_same_model(through, killed)
     assert (killed.result["status"], killed.result["kept"]) == ("complete", which)
     for name in ("examples", "evaluations"):
         assert killed.result[name] == through.result[name]
@@ -151,7 +144,7 @@ def test_what_a_codec_has_not_sent_outlives_a_kill(tmp_path, small_data):
     codec = (*codec, "dense.optimizer=sgd")
     through = train_over_threads(tmp_path / "through", small_data, *codec)
     killed = train_with_kills(tmp_path / "killed", small_data, [Kill(Progress, "record", n) for n in (30, 7)], *codec)
-    same(through, killed)
+    assert_same_model(through, killed)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

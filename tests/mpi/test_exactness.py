@@ -11,7 +11,7 @@ import pytest
 import torch
 from oracle import train_plainly
 from ranks import ssmpi
-from runs import batches, train, train_over_threads
+from runs import assert_same_bits, batches, train, train_over_threads
 from strength import one_at_a_time
 
 from ssmpi import cli
@@ -39,14 +39,6 @@ SCHEDULE = (
     "schedule.decay_examples=8000",
     "schedule.power=1.0",
 )
-
-
-def assert_same_bits(run, reference):
-    np.testing.assert_array_equal(run.losses(), reference.losses())
-    for name, values in reference.dense().items():
-        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
-    for table, reference_table in zip(run.tables(), reference.tables(), strict=True):
-        np.testing.assert_array_equal(table, reference_table)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,8 @@
 """Whole runs by real ranks: they give the bits of threads, which stand for them in other tests."""
 
-import numpy as np
 import pytest
 from datasets import make_lists_dataset
-from runs import train_over_ranks, train_over_threads
+from runs import assert_same_bits, train_over_ranks, train_over_threads
 from test_gradients import ADAGRAD, SYNCHRONOUS, check_one_process
 from test_two_members import GROUP, ONE_LANE, assert_same, moved_by, ways
 
@@ -11,14 +10,6 @@ ALONE = ("embedding.prefetch=false", "data.passes=2")
 POOLED = ("topology.embedding_ps=1", "run.shared_memory=false", "embedding.pooling=server")
 TOP_K = 'model.top_k=["bottom.0: 0.75"]'
 SPARSE = (*ONE_LANE, TOP_K, 'hierarchy.tags=["bottom.0*: 1", "*: home"]', "run.shared_memory=false")
-
-
-def assert_same_bits(run, reference):
-    np.testing.assert_array_equal(run.losses(), reference.losses())
-    for name, values in reference.dense().items():
-        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
-    for table, reference_table in zip(run.tables(), reference.tables(), strict=True):
-        np.testing.assert_array_equal(table, reference_table)
 
 
 @pytest.mark.parametrize("servers", [2, *(pytest.param(n, marks=pytest.mark.soak) for n in (0, 3))])

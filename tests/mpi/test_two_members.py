@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 from ranks import PATIENCE
-from runs import train_over_threads
+from runs import assert_same_bits, train_over_threads
 from test_stops import saved
 from training_job import BROKEN, STOPPING, assert_names
 
@@ -36,11 +36,7 @@ def assert_same(run, other):
     if not brgemm.kernels("fp32"):
         np.testing.assert_allclose(run.losses(), other.losses(), rtol=1e-3)
         return
-    np.testing.assert_array_equal(run.losses(), other.losses())
-    for name, values in other.dense().items():
-        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
-    for found, expected in zip(run.tables(), other.tables(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    assert_same_bits(run, other)
 
 
 def moved_by(run):

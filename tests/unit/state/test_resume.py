@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from datasets import FEW, FEW_CARDINALITIES, flip_a_value, make_dataset
 from faults import io_error, no_room
-from runs import train_over_threads, write_run_file
+from runs import assert_same_model, train_over_threads, write_run_file
 from strength import in_soak
 
 from ssmpi import cli
@@ -85,11 +85,7 @@ def in_pieces(folder, data, watched, stops, *overrides, other=()):
 
 def assert_same(run, reference):
     np.testing.assert_array_equal(run.losses(), reference.losses())
-    for name, values in reference.dense().items():
-        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
-    for what in ("weights", "state"):
-        for table, expected in zip(run.tables(what), reference.tables(what), strict=True):
-            np.testing.assert_array_equal(table, expected)
+    assert_same_model(run, reference, state=True)
     for name in ("examples", "iterations", "progressive_auc", "evaluations"):
         assert run.result[name] == reference.result[name], name
     loss = "progressive_log_loss"  # summed report by report
