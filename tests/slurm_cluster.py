@@ -121,5 +121,5 @@ class SlurmCluster(VirtualHosts):
         deadline = time.monotonic() + within
         while not (found := happened()):
             assert time.monotonic() < deadline, f"{what}: not after {within} s\n{self.head('squeue')}"
-            time.sleep(0.1)
+            time.sleep(0.5)  # asking SLURM takes two processes
         return found
