@@ -16,7 +16,7 @@ from ssmpi.embedding.pooling_plan import PoolingPlan
 from ssmpi.runtime.bags import Bags
 from ssmpi.runtime.compiled.aligned import aligned
 from ssmpi.runtime.compiled.kernel_args import KernelArgs
-from ssmpi.runtime.protocols import MPIRequest, Request
+from ssmpi.runtime.protocols import MPIRequest
 
 
 class Room(NamedTuple):
@@ -126,24 +126,20 @@ class Lookup:
         lookup_kernels.sum_gradients(self._args.words, gradients, *self._bags)
         return self._summed[: self.unique_count]
 
-    def request(self, server: int) -> Request:
-        """What to ask a PS for, and where its reply goes: its rows, to their places in ``unique``, or as planned."""
+    def request(self, server: int) -> tuple[np.ndarray, np.ndarray]:
+        """The PULL to a PS, and where its reply goes: its rows, to their places in ``unique``, or as planned."""
         if self._pooling:
             return self._pooling.request(server, self.rows)
         start, stop = self.starts[server : server + 2].tolist()
-        reply = self.unique[start:stop]
-        if not (self._awaited.asked and len(asked := self._awaited.asked[server])):
-            return Request(wire.PULL, self.rows[start:stop], reply)
-        known = stop - spare_rows(len(asked), reply.shape[1])
-        return Request(wire.PULL_KEYS, wire.pull_keys(self.rows[start:known], asked), reply)
+        keys = self._awaited.asked[server] if self._awaited.asked else wire.NO_KEYS
+        known = stop - spare_rows(len(keys), self.unique.shape[1]) if len(keys) else stop
+        return wire.pull(self.rows[start:known], keys=keys), self.unique[start:stop]
 
-    def bag_pushes(self, gradients: np.ndarray, factor: float, times: np.ndarray | None) -> dict[int, np.ndarray]:
-        """The PUSH_BAGS messages, by PS, to those that pool; ``times``: occurrences of the unique rows, or None.
-        ``summed`` has been called for the same gradients. The others get the gradients of their rows.
+    def pushed_bags(self, gradients: np.ndarray) -> dict[int, tuple[np.ndarray, wire.PushedBags]]:
+        """What goes to each PS that pools, in place of gradients by row (``summed``): its single rows, as places among
+        the unique ones, and its bags.
         """
-        if not self._pooling:
-            return {}
-        return self._pooling.pushes(self.rows, gradients, self._summed, factor, times)
+        return self._pooling.pushes(self.rows, gradients) if self._pooling else {}
 
     @property
     def parts(self) -> list[slice]:

@@ -34,15 +34,14 @@ class TableTraffic:
 
     @property
     def by_row(self) -> float:
-        """Bytes of pulling and pushing the rows."""
-        return wire.pulled_bytes(self.rows, self.width) + wire.pushed_bytes(0, self.rows, self.width)
+        """Bytes of pulling and pushing the rows, without the heads of messages."""
+        return wire.pulled_bytes(0, self.rows, self.width) + wire.pushed_bytes(0, self.rows, self.width)
 
     @property
     def by_bag(self) -> float:
-        """Bytes of pulling and pushing the bags, without the heads of messages."""
-        pulled = wire.pulled_bag_bytes(0, self.sums, self.ids, self.width, weighted=self.weighted) - 8
-        numbers = self.sums, self.rows, self.ids
-        return pulled + wire.pushed_bag_bytes(*numbers, self.width, weighted=self.weighted) - 12
+        """The same of the bags."""
+        pulled = wire.pulled_bag_bytes(self.sums, self.ids, self.width, weighted=self.weighted)
+        return pulled + wire.pushed_bag_bytes(self.sums, self.rows, self.ids, self.width, weighted=self.weighted)
 
 
 def counted(placement: Placement, bags: Bags, width: int) -> list[TableTraffic]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from ssmpi.embedding import kernels, pooled_kernels, wire
 from ssmpi.runtime.compiled.aligned import aligned
-from ssmpi.runtime.protocols import Request
 
 
 class PoolingPlan:
@@ -52,14 +51,12 @@ class PoolingPlan:
         sums, ids = (slice(int(s[server]), int(s[server + 1])) for s in (self._sum_starts, self._id_starts))
         return sums, ids, part.start + np.flatnonzero(~self._by_bag[part])
 
-    def request(self, server: int, unique: np.ndarray) -> Request:
-        """What to ask a PS for, of the ``unique`` rows, and where its reply goes."""
+    def request(self, server: int, unique: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The PULL to a PS, of the ``unique`` rows, and where its reply goes."""
         sums, ids, singles = self._of(server)
+        bags = wire.PulledBags(unique[self._id_rows[ids]], self._sum_ends[sums], self._id_weights[ids])
         reply = self._replies[self._reply_starts[server] : self._reply_starts[server + 1]]
-        if sums.start == sums.stop:
-            return Request(wire.PULL, unique[singles], reply)
-        rows = unique[singles], unique[self._id_rows[ids]]
-        return Request(wire.PULL_BAGS, wire.pull_bags(*rows, self._sum_ends[sums], self._id_weights[ids]), reply)
+        return wire.pull(unique[singles], bags if len(bags.ends) else None), reply
 
     def expand(self, unique: np.ndarray, values: np.ndarray) -> None:
         """Fill ``values`` from the replies, which have arrived, and the rows at hand, ``unique``."""
@@ -69,22 +66,18 @@ class PoolingPlan:
         ends, places, weights = self._terms
         kernels.pool(self._replies, places, ends, weights, values.reshape(-1, values.shape[2]))
 
-    def pushes(
-        self, unique: np.ndarray, gradients: np.ndarray, summed: np.ndarray, factor: float, times: np.ndarray | None
-    ) -> dict[int, np.ndarray]:
-        """The PUSH_BAGS messages, by PS, to those that pool: of gradients by bag, ``summed`` by row of the ``unique``
-        ones; ``times``: occurrences of these, or None.
+    def pushes(self, unique: np.ndarray, gradients: np.ndarray) -> dict[int, tuple[np.ndarray, wire.PushedBags]]:
+        """What goes to each PS that pools, of the ``unique`` rows: its single rows, as places among these, and its bags
+        with their ``gradients``.
         """
-        flat, messages = gradients.reshape(-1, gradients.shape[2]), dict[int, np.ndarray]()
+        flat, found = gradients.reshape(-1, gradients.shape[2]), dict[int, tuple[np.ndarray, wire.PushedBags]]()
         for server in np.flatnonzero(np.diff(self._sum_starts)).tolist():
             sums, ids, singles = self._of(server)
             part = slice(int(self._starts[server]), int(self._starts[server + 1]))
-            pooled = part.start + np.flatnonzero(self._by_bag[part])
             by_bag = np.empty((sums.stop - sums.start, flat.shape[1]), np.float32)
             kernels.gather(flat, self._sum_bags[sums], by_bag)
-            bags = wire.PushedBags(
-                unique[pooled], by_bag, self._sum_ends[sums], self._places[self._id_rows[ids]], self._id_weights[ids]
-            )
-            counted = None if times is None else times[singles]
-            messages[server] = wire.push_bags(factor, unique[singles], summed[singles], bags, counted)
-        return messages
+            found[server] = singles, wire.PushedBags(
+                unique[part][self._by_bag[part]], by_bag, self._sum_ends[sums], self._places[self._id_rows[ids]],
+                self._id_weights[ids],
+            )  # fmt: skip
+        return found

@@ -39,8 +39,6 @@ class EmbeddingServer:
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
             wire.PUSH: self._push,
-            wire.PULL_BAGS: self._pull_bags,
-            wire.PUSH_BAGS: self._push_bags,
             wire.DRAIN: self._drain,
             wire.SAVE: self._save,
             wire.SAVED: self._saved,
@@ -48,7 +46,6 @@ class EmbeddingServer:
             wire.APPLIED: self._send_applied,
             wire.SAMPLES: self._exchange_status,
             wire.FIND: self._find,
-            wire.PULL_KEYS: self._pull_keys,
             wire.SWEEP: self._sweep,
         }
 
@@ -58,49 +55,31 @@ class EmbeddingServer:
         self._kinds[kind](source, thread, payload)
 
     def _pull(self, source: int, thread: int, payload: np.ndarray) -> None:
-        rows, width = payload.view(np.int32), self.arena.options.layout.width
-        self.arena.check(rows)
-        buffer = self._service.buffer(rows.size * width * 4)
-        kernels.gather(self.arena.weights, rows, buffer.view(np.float32).reshape(rows.size, width))
+        asked, width, arena = wire.read_pull(payload), self.arena.options.layout.width, self.arena
+        arena.check(asked.rows)
+        single, bags, keys = len(asked.rows), 0, len(asked.keys)
+        if asked.bags:
+            arena.check(asked.bags.rows)
+            bags = len(asked.bags.ends) - 1
+        buffer = self._service.buffer(4 * (single + bags + spare_rows(keys, width)) * width)
+        values = buffer.view(np.float32).reshape(-1, width)
+        kernels.gather(arena.weights, asked.rows, values)
+        if asked.bags:
+            kernels.pool(arena.weights, *asked.bags, values[single : single + bags])
+        if keys:
+            edge = 4 * (single + bags + keys) * width
+            ids = buffer[edge : edge + 4 * keys].view(np.int32)
+            arena.keyed.read(asked.keys, arena.weights, values[single + bags :], ids)
         self._service.reply(source, thread, buffer)
 
     def _push(self, source: int, thread: int, payload: np.ndarray) -> None:
         width, counted = self.arena.options.layout.width, self._counts is not None
-        factor, rows, gradients, times = wire.read_push(payload, width, counted=counted)
+        pushed = wire.read_push(payload, width, counted=counted)
+        _, rows, gradients, times, bags = pushed
+        if bags:
+            rows, gradients, times = summed(pushed, bags)
         self.arena.check(rows)
-        self._apply(source, rows, gradients, factor, times)
-
-    def _pull_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
-        asked, width = wire.read_pull_bags(payload), self.arena.options.layout.width
-        self.arena.check(asked.singles)
-        self.arena.check(asked.rows)
-        single, bags = len(asked.singles), len(asked.ends) - 1
-        buffer = self._service.buffer((single + bags) * width * 4)
-        values = buffer.view(np.float32).reshape(single + bags, width)
-        kernels.gather(self.arena.weights, asked.singles, values)
-        kernels.pool(self.arena.weights, asked.rows, asked.ends, asked.weights, values[single:])
-        self._service.reply(source, thread, buffer)
-
-    def _push_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
-        width, counted = self.arena.options.layout.width, self._counts is not None
-        factor, singles, bags = wire.read_push_bags(payload, width, counted=counted)
-        rows = np.concatenate([singles.rows, bags.rows])
-        self.arena.check(rows)
-        summed = np.empty((len(rows), width), np.float32)
-        summed[: len(singles.rows)] = singles.gradients
-        of_bags = summed[len(singles.rows) :]
-        kernels.sum_by_row(bags.gradients, bags.places, bags.ends, bags.weights, of_bags)
-        times = None
-        if singles.times is not None:
-            times = np.concatenate([singles.times, np.empty(len(bags.rows), np.int32)])
-            kernels.occurrences(bags.places, times[len(singles.rows) :])
-        self._apply(source, rows, summed, factor, times)
-
-    def _apply(
-        self, source: int, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None
-    ) -> None:
-        """Update rows by the push of a trainer, and count it."""
-        self.arena.update(rows, gradients, factor, times)
+        self.arena.update(rows, gradients, pushed.factor, times)
         self._applied.by_client[source] += 1
         if source in self._draining:
             self._answer_if_drained(source)
@@ -134,19 +113,6 @@ class EmbeddingServer:
     def _find(self, source: int, thread: int, payload: np.ndarray) -> None:
         self._reply(source, thread, self.arena.keyed.find(payload.view(np.int64).reshape(-1, 3)))
 
-    def _pull_keys(self, source: int, thread: int, payload: np.ndarray) -> None:
-        rows, asked = wire.read_pull_keys(payload)
-        self.arena.check(rows)
-        keys, width = len(asked), self.arena.options.layout.width
-        buffer = self._service.buffer(4 * (len(rows) + spare_rows(keys, width)) * width)
-        values = buffer.view(np.float32).reshape(-1, width)
-        kernels.gather(self.arena.weights, rows, values)
-        edge = 4 * (len(rows) + keys) * width
-        self.arena.keyed.read(
-            asked, self.arena.weights, values[len(rows) :], buffer[edge : edge + 4 * keys].view(np.int32)
-        )
-        self._service.reply(source, thread, buffer)
-
     def _sweep(self, source: int, thread: int, payload: np.ndarray) -> None:
         self._reply(source, thread, self.arena.keyed.sweep(int(payload.view(np.int64)[0])))
 
@@ -168,3 +134,15 @@ class EmbeddingServer:
         buffer = self._service.buffer(wire.TEXT)
         wire.text(value, buffer)
         self._service.reply(source, thread, buffer)
+
+
+def summed(pushed: wire.Push, bags: wire.PushedBags) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """All rows of a push with ``bags``, single ones first, their gradients, and how many accesses each has."""
+    rows, times, single = np.concatenate([pushed.rows, bags.rows]), pushed.times, len(pushed.rows)
+    gradients = np.empty((len(rows), pushed.gradients.shape[1]), np.float32)
+    gradients[:single] = pushed.gradients
+    kernels.sum_by_row(bags.gradients, bags.places, bags.ends, bags.weights, gradients[single:])
+    if times is not None:
+        times = np.concatenate([times, np.empty(len(bags.rows), np.int32)])
+        kernels.occurrences(bags.places, times[single:])
+    return rows, gradients, times

@@ -137,8 +137,8 @@ class RemoteTables:
             if mapped:
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
-                kind, payload, reply = lookup.request(index)
-                server, tag = self._servers[index], request_tag(kind, thread)
+                payload, reply = lookup.request(index)
+                server, tag = self._servers[index], request_tag(wire.PULL, thread)
                 lookup.requests.append(self._conversation.irecv(reply, server, thread, Link.EMBEDDING_PULL))
                 lookup.requests.append(self._conversation.isend(payload, server, tag, Link.EMBEDDING_PULL))
 
@@ -151,9 +151,7 @@ class RemoteTables:
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """As ``update``, but sum the gradients by row first; if all rows are mapped, one compiled call does both."""
         if not self._all_mapped:
-            times = lookup.occurrences() if self.tracking.counts else None
-            summed = lookup.summed(gradients)
-            self._update(lookup, summed, factor, thread, lookup.bag_pushes(gradients, factor, times))
+            self._update(lookup, lookup.summed(gradients), factor, thread, lookup.pushed_bags(gradients))
             return
         lookup.push(gradients, self._options.optimizer.numbers, factor)
         self._traffic.add_rows(2 * lookup.unique_count)  # read by the lookup, and updated
@@ -170,25 +168,23 @@ class RemoteTables:
         self._update(lookup, gradients, factor, thread, {})
 
     def _update(
-        self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int, by_bag: Mapping[int, np.ndarray]
-    ) -> None:
-        """As ``update``; ``by_bag`` are the messages of PSs that get gradients of bags."""
+        self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int,
+        pooled: Mapping[int, tuple[np.ndarray, wire.PushedBags]],
+    ) -> None:  # fmt: skip
+        """As ``update``; ``pooled`` is what goes to PSs that get gradients of bags (``Lookup.pushed_bags``)."""
         if not self._all_mapped:
             self._wait_for_room(thread)
         times = lookup.occurrences() if self.tracking.counts else None
         requests, messages = [], []
         for index, (rows, mapped) in enumerate(zip(lookup.parts, self._mapped, strict=True)):
-            counted = None if times is None else times[rows]
             if mapped:
-                mapped.update(lookup.rows[rows], gradients[rows], factor, counted)
+                mapped.update(lookup.rows[rows], gradients[rows], factor, None if times is None else times[rows])
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
-                kind = wire.PUSH_BAGS if index in by_bag else wire.PUSH
-                if kind == wire.PUSH_BAGS:
-                    messages.append(by_bag[index])
-                else:
-                    messages.append(wire.push(factor, lookup.rows[rows], gradients[rows], counted))
-                requests.append(self._send(kind, messages[-1], index, thread))
+                single, bags = pooled.get(index, (rows, None))
+                counted = None if times is None else times[single]
+                messages.append(wire.push(factor, lookup.rows[single], gradients[single], counted, bags))
+                requests.append(self._send(messages[-1], index, thread))
         if requests:
             self._in_flight[thread].append((requests, messages))
 
@@ -198,10 +194,10 @@ class RemoteTables:
         while len(queue) >= self._options.settings.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
 
-    def _send(self, kind: int, message: np.ndarray, server: int, thread: int) -> MPIRequest:
+    def _send(self, message: np.ndarray, server: int, thread: int) -> MPIRequest:
         """Send a push, and count it first, so a push lost in flight counts as sent."""
         self._sent.by_thread[thread][server] += 1
-        tag = request_tag(kind, thread)
+        tag = request_tag(wire.PUSH, thread)
         return self._conversation.isend(message, self._servers[server], tag, Link.EMBEDDING_PUSH)
 
     def drain(self) -> None:

@@ -5,7 +5,7 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -48,14 +48,6 @@ class DenseOptimizer(DenseStep, Protocol):
 
     def state(self) -> dict[str, np.ndarray]:
         """Its state by name: live arrays."""
-
-
-class Request(NamedTuple):
-    """A message to a server: its kind and payload, and the array that its reply goes to."""
-
-    kind: int
-    payload: np.ndarray
-    reply: np.ndarray
 
 
 class RowSet(Protocol):
@@ -104,13 +96,11 @@ class RowLookup(RowSet, Protocol):
     def summed(self, gradients: np.ndarray) -> np.ndarray:
         """Gradients of ``values`` summed by row, float32 (unique rows, width)."""
 
-    def request(self, server: int) -> Request:
-        """What to ask a server for whose rows are not mapped."""
+    def request(self, server: int) -> tuple[np.ndarray, np.ndarray]:
+        """What to ask a server for whose rows are not mapped, and the array that its reply goes to."""
 
-    def bag_pushes(self, gradients: np.ndarray, factor: float, times: np.ndarray | None) -> Mapping[int, np.ndarray]:
-        """Messages with gradients of bags instead of rows, by the servers that pool them; ``times`` is the result of
-        ``occurrences``, or None where accesses are not counted.
-        """
+    def pushed_bags(self, gradients: np.ndarray) -> Mapping[int, tuple[np.ndarray, Any]]:
+        """What goes to each server that pools in place of gradients by row."""
 
 
 class RowTransport(Protocol):

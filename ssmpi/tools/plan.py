@@ -183,15 +183,12 @@ def row_bytes(config: Config, placement: Placement) -> tuple[float, float]:
     traffic = [TableTraffic.most(placement, t, batch, width, weighted=weighted) for t in range(len(placement.lengths))]
     pooled = chosen(config.rows, np.array(placement.lengths) != 1, traffic)
     singles = batch * sum(length for length, by_bag in zip(placement.lengths, pooled, strict=True) if not by_bag)
-    pulled = wire.pulled_bytes(singles, width)
-    pushed = wire.pushed_bytes(servers, singles, width, counted=counted)
-    if not pooled.any():
-        return pulled, pushed
     found = [each for each, by_bag in zip(traffic, pooled, strict=True) if by_bag]
     ids, sums = sum(each.ids for each in found), sum(each.sums for each in found)
-    pulled += servers * 8 + wire.pulled_bag_bytes(0, sums, ids, width, weighted=weighted) - 8
-    of_bags = wire.pushed_bag_bytes(sums, ids, ids, width, weighted=weighted) - 12
-    return pulled, pushed + servers * 12 + of_bags
+    of_bags = wire.pulled_bag_bytes(sums, ids, width, weighted=weighted)
+    pulled = wire.pulled_bytes(servers, singles, width) + of_bags
+    of_bags = wire.pushed_bag_bytes(sums, ids, ids, width, weighted=weighted)
+    return pulled, wire.pushed_bytes(servers, singles, width, counted=counted) + of_bags
 
 
 def has_weights(config: Config) -> bool:
@@ -215,7 +212,7 @@ def traffic(config: Config, placement: Placement) -> str:
             f"{2 * servers} messages out, {servers} in"
         )
         if keyed := len(placement.keyed):
-            asked = wire.key_bytes(servers, config.data.batch_size * keyed) + wire.pulled_bytes(keyed, dim)
+            asked = wire.key_bytes(config.data.batch_size * keyed) + wire.pulled_bytes(0, keyed, dim)
             lines.append(
                 f"  and for keys of PSs on other hosts: {in_units(asked)} more, {servers} messages in: keys, and rows "
                 "that they share"

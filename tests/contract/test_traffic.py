@@ -175,7 +175,7 @@ def lookups(world, options):
 @pytest.mark.parametrize("servers", [1, 3])
 def test_rows_move_the_bytes_of_their_formula(servers, chosen):
     for counted, rows, messages in over_threads(replace(REMOTE, embedding_ps=servers), lookups, chosen)[:2]:
-        assert counted["bytes_embedding_pull"] == wire.pulled_bytes(rows, DIM)
+        assert counted["bytes_embedding_pull"] == wire.pulled_bytes(messages, rows, DIM)
         assert counted["bytes_embedding_push"] == wire.pushed_bytes(messages, rows, DIM)
         assert counted["messages_embedding_pull"] == 2 * counted["messages_embedding_push"] == 2 * messages
         assert counted["rows_in_place"] == counted["bytes_control"] == 0

@@ -26,7 +26,7 @@ NOTHING = np.empty(0, np.float32)
 
 class SomeMapped:
     """A transport to PSs of this process, of which those in ``near`` are mapped. The others answer requests at once,
-    and their replies arrive when they are waited for. ``trips`` are the kinds of messages of each batch.
+    and their replies arrive when they are waited for. ``trips`` has how many keys each of them is asked for, by batch.
     """
 
     def __init__(self, arenas, near):
@@ -50,21 +50,21 @@ class SomeMapped:
         return [arena.keyed.find(each) for arena, each in zip(self.arenas, asked, strict=True)]
 
     def ask(self, lookup, thread):
-        arriving, kinds = [], {}
+        arriving, keys = [], {}
         for p, part in enumerate(lookup.parts):
             if p not in self.near and part.start < part.stop:
-                request = lookup.request(p)
-                kinds[p] = request.kind
-                self.servers[p].handle(0, request_tag(request.kind, thread), request.payload.view(np.uint8).copy())
-                arriving.append((request, [content for *_, content in self.replies[p].sent]))
+                payload, reply = lookup.request(p)
+                keys[p] = len(wire.read_pull(payload).keys)
+                self.servers[p].handle(0, request_tag(wire.PULL, thread), payload.view(np.uint8).copy())
+                arriving.append((payload, reply, [content for *_, content in self.replies[p].sent]))
                 self.replies[p].sent = []
         self.arriving.append(arriving)
-        self.trips.append(kinds)
+        self.trips.append(keys)
 
     def collect(self, lookup):
-        for request, (reply,) in self.arriving.pop(0):
-            assert len(reply) == request.reply.nbytes
-            request.reply.view(np.uint8).reshape(-1)[:] = reply
+        for _, reply, (content,) in self.arriving.pop(0):
+            assert len(content) == reply.nbytes
+            reply.view(np.uint8).reshape(-1)[:] = content
 
     def push(self, lookup, gradients, factor, thread):
         push_to(self.arenas, lookup, gradients, factor)
@@ -141,7 +141,7 @@ def test_who_maps_the_rows_does_not_matter(dynamic, servers, near, parts, seed):
         np.testing.assert_array_equal(ours, theirs)
     far = set(range(servers)) - near
     assert len(transport.trips) == (sum(map(len, parts)) + len(parts) if far else 0), "one for each batch"
-    assert all(set(kinds) <= far for kinds in transport.trips)
+    assert all(set(keys) <= far for keys in transport.trips)
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
@@ -160,11 +160,12 @@ def test_keys_move_the_bytes_of_their_formula(servers, after):
         rows = len(np.unique(batch.ids)) + int(np.sum((batch.keys == 0).any(axis=0)))
         found = sum(sightings[each] >= after for each in asked)
         lookup = own.ask(own._keys.ids(batch))
-        for request, replies in transport.arriving[0]:
-            moved += [request.payload.nbytes, *map(len, replies)]
-        messages = sum(kind == wire.PULL_KEYS for kind in transport.trips[-1].values())
-        assert messages == len({int(owner_of(key, servers)) for key, _ in asked})
-        expected = wire.key_bytes(messages, len(asked)) + wire.pulled_bytes(rows + 2 + len(asked), DIM)
+        for payload, _, replies in transport.arriving[0]:
+            moved += [payload.nbytes, *map(len, replies)]
+        messages = len(transport.trips[-1])
+        with_keys = [server for server, keys in transport.trips[-1].items() if keys]
+        assert set(with_keys) == {int(owner_of(key, servers)) for key, _ in asked}
+        expected = wire.key_bytes(len(asked)) + wire.pulled_bytes(messages, rows + 2 + len(asked), DIM)
         assert 0 <= sum(moved) - expected < messages * 4 * DIM, "ids fill whole rows"
         own.arrive(lookup)
         assert lookup.unique_count == rows + found + len({f for k, f in asked if sightings[k, f] < after})

@@ -45,7 +45,7 @@ class Direct:
             arena.set_observer(
                 lambda rows, times, seen=seen: seen.append(dict(zip(rows.tolist(), times.tolist(), strict=True)))
             )
-        self.counted, self.pulled, self.pushed, self.kinds = counted, 0, 0, []
+        self.counted, self.pulled, self.pushed, self.bags = counted, 0, 0, 0
 
     @property
     def mapped(self):
@@ -56,11 +56,11 @@ class Direct:
         self.pulled = 0
         for k, part in enumerate(lookup.parts):
             if k not in self.near and part.start < part.stop:
-                kind, payload, reply = lookup.request(k)
-                self.servers[k].handle(0, request_tag(kind, thread), payload.view(np.uint8))
+                payload, reply = lookup.request(k)
+                self.servers[k].handle(0, request_tag(wire.PULL, thread), payload.view(np.uint8))
                 reply[...] = self.posts.replied.view(np.float32).reshape(reply.shape)
                 self.pulled += payload.nbytes + reply.nbytes
-                self.kinds.append(kind)
+                self.bags += bool(wire.read_pull(payload).bags)
 
     def collect(self, lookup):
         pass
@@ -69,15 +69,15 @@ class Direct:
         self.pushed = 0
         times = lookup.occurrences() if self.counted else None
         summed = lookup.summed(gradients)
-        by_bag = lookup.bag_pushes(gradients, factor, times)
+        pooled = lookup.pushed_bags(gradients)
         for k, part in enumerate(lookup.parts):
-            each = None if times is None else times[part]
+            single, bags = pooled.get(k, (part, None))
+            each = None if times is None else times[single]
             if k in self.near:
                 self.arenas[k].update(lookup.rows[part], summed[part], factor, each)
             elif part.start < part.stop:
-                kind = wire.PUSH_BAGS if k in by_bag else wire.PUSH
-                message = by_bag[k] if k in by_bag else wire.push(factor, lookup.rows[part], summed[part], each)
-                self.servers[k].handle(0, request_tag(kind, thread), message.view(np.uint8))
+                message = wire.push(factor, lookup.rows[single], summed[single], each, bags)
+                self.servers[k].handle(0, request_tag(wire.PUSH, thread), message.view(np.uint8))
                 self.pushed += message.nbytes
 
 
@@ -121,7 +121,7 @@ def test_pooled_and_unpooled_agree(servers, near, weighted, optimizer):
         np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(found[0][:, 1], found[1][:, 1])
     if servers > len(near):
-        assert wire.PULL_BAGS in transports[1].kinds
+        assert [transport.bags > 0 for transport in transports] == [False, True]
     for one, other in zip(transports[0].arenas, transports[1].arenas, strict=True):
         np.testing.assert_array_equal(one.weights, other.weights)
         np.testing.assert_array_equal(one.state, other.state)
@@ -166,19 +166,21 @@ def test_messages_have_the_bytes_of_their_formulas(weighted, counted):
     bags = sum(bool(row[f]) for row in lists for f in (0, 2))
     ids = sum(len(row[f]) for row in lists for f in (0, 2))
     unique = len({(f, i) for row in lists for f in (0, 2) for i in row[f]})
-    assert transport.pulled == wire.pulled_bag_bytes(singles, bags, ids, 4, weighted=weighted)
-    of_bags = wire.pushed_bag_bytes(bags, unique, ids, 4, weighted=weighted)
-    assert transport.pushed == wire.pushed_bytes(1, singles, 4, counted=counted) + of_bags
-    assert transport.kinds == [wire.PULL_BAGS]
+    bag_bytes = wire.pulled_bag_bytes(bags, ids, 4, weighted=weighted)
+    assert transport.pulled == wire.pulled_bytes(1, singles, 4) + bag_bytes
+    bag_bytes = wire.pushed_bag_bytes(bags, unique, ids, 4, weighted=weighted)
+    assert transport.pushed == wire.pushed_bytes(1, singles, 4, counted=counted) + bag_bytes
+    assert transport.bags == 1
 
 
 def test_a_row_beyond_the_arena_is_refused():
     options = options_of("server")
     server = Direct(options, 1).servers[0]
     for singles, rows in (([200], [0]), ([0], [200])):
-        words = [np.array(each, np.int32) for each in (singles, rows, [1])]
+        singles, rows, ends = (np.array(each, np.int32) for each in (singles, rows, [1]))
+        message = wire.pull(singles, wire.PulledBags(rows, ends, NOTHING))
         with pytest.raises(DataError, match="asked for row 200 of 137"):
-            server.handle(0, request_tag(wire.PULL_BAGS, 0), wire.pull_bags(*words, NOTHING).view(np.uint8))
+            server.handle(0, request_tag(wire.PULL, 0), message.view(np.uint8))
 
 
 def test_what_is_less_to_send_is_pooled():
