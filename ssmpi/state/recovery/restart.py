@@ -32,9 +32,8 @@ from ssmpi.state.checkpoint import disk, model_files, store
 from ssmpi.state.recovery import lost_servers, run_record
 from ssmpi.state.recovery.decision import FROM_BEGINNING, FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.state.recovery.ledger import Ledger
-from ssmpi.state.recovery.previous_memory import MemoryPlace, refuse_left, remove_everywhere
 from ssmpi.state.recovery.run_record import RunRecord
-from ssmpi.state.recovery.start import Start
+from ssmpi.state.recovery.start import MemoryPlace, Start, refuse_left, remove_everywhere
 from ssmpi.state.recovery.warm_state import noted_ledger
 
 if TYPE_CHECKING:

@@ -28,10 +28,9 @@ from ssmpi.runtime.topology import Topology
 from ssmpi.state import resume, run_folder
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.checkpoint.pending_save import FullDiskError
-from ssmpi.state.recovery import previous_memory, restart, run_record
+from ssmpi.state.recovery import restart, run_record
 from ssmpi.state.recovery.decision import FROM_BEGINNING, MEMORY, PARTIAL
-from ssmpi.state.recovery.previous_memory import MemoryPlace
-from ssmpi.state.recovery.start import ResumePlan, Supervised
+from ssmpi.state.recovery.start import MemoryPlace, ResumePlan, Supervised, remove_left
 from ssmpi.state.request import RunRequest
 from ssmpi.tools import report
 from ssmpi.trainer.metrics.results import RunResults
@@ -326,7 +325,7 @@ def test_a_damaged_name_of_a_launch_removes_nothing_else(tmp_path, name):
     memory, victim = tmp_path / "memory", tmp_path / "victim"
     for folder in (victim, memory_folder.of_launch(str(memory), "abc")):
         folder.mkdir(parents=True)
-    previous_memory.remove_left(str(memory), name)
+    remove_left(str(memory), name)
     assert victim.exists()
     assert memory_folder.of_launch(str(memory), "abc").exists()
 
