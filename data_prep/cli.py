@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ranks.abort(130)
         return 130
     except Exception:
-        print(f"rank {ranks.rank}: this is not expected, please report it:", file=sys.stderr)
+        print(f"rank {ranks.rank}: unexpected error, please report it:", file=sys.stderr)
         traceback.print_exc()
         sys.stderr.flush()
         if ranks.size > 1:
@@ -96,7 +96,7 @@ def _run_alone(parsed: argparse.Namespace) -> int:
     if findings:
         print(conclusion(parsed.folder, findings), file=sys.stderr)
         return 2
-    print(f"{parsed.folder}: whole; every file is as the manifest says")
+    print(f"{parsed.folder}: intact; every file matches the manifest")
     return 0
 
 

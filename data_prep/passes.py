@@ -181,7 +181,7 @@ def _already_whole(job: Preparation, folder: OutputFolder) -> DatasetManifest:
                 "--output, or --overwrite to make it anew"
             )
     job.ranks.first(folder.finish)
-    say(job.ranks, f"{job.options.output}: already whole and made from these files; nothing to do")
+    say(job.ranks, f"{job.options.output}: already complete and made from these files; nothing to do")
     return manifest
 
 

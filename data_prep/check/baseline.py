@@ -163,7 +163,7 @@ def baseline(folder: Path, split: str = "test", whole_values: int = WHOLE_VALUES
     train = manifest.split("train")
     rate = train.positives / train.rows
     if not 0 < rate < 1:
-        raise DataError(f"{folder}: all training labels are the same, nothing can be learnt; prepare more rows")
+        raise DataError(f"{folder}: all training labels are the same, so there is nothing to learn; prepare more rows")
     for name in dict.fromkeys(("train", "validation", split)):
         for entry in manifest.split(name).shards:
             columns.check(folder, entry, manifest)

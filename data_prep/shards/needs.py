@@ -38,8 +38,8 @@ def announce(job: Preparation) -> bool:
     print(_plan(job, keeps=keeps))
     if job.counting and options.fit_on == "all" and job.identity["split"] != "none":
         print(
-            "vocabulary: from all rows, those of validation and test too, as facebookresearch/dlrm has it; with "
-            "--fit-on train tokens that only they have become id 1 (rare)"
+            "vocabulary: from all rows, validation and test included, as in facebookresearch/dlrm; with "
+            "--fit-on train, tokens seen only there get id 1 (rare)"
         )
     print(_memory(job, rows))
     if (options.output / MANIFEST_NAME).is_file() and not options.overwrite:
@@ -103,11 +103,11 @@ def _plan(job: Preparation, *, keeps: bool) -> str:
     first = " their rows are counted first;" if lines_counted and not job.format.hashes_alone else ""
     if keeps:
         needs = f":{first} to encode them needs {why}" if why else ""
-        return f"passes: the files are read once, and their rows kept on the disk{needs}"
+        return f"passes: the files are read once, and their rows are kept on disk{needs}"
     needs = f"for {why}" if why else "to check all rows"
     if why and job.fits_first_rows and not job.counts_rows_first:
         return (
-            "passes: the files are read three times: to count good rows, which says which are trained on; "
+            "passes: the files are read three times: to count good rows and so find the training rows; "
             f"{needs}; to encode"
         )
     return f"passes: the files are read twice:{first} {needs}; to encode"

@@ -115,7 +115,7 @@ class OutputFolder:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"{self.output}: another ssmpi-prepare is at work here; wait for it to end") from None
+            raise DataError(f"{self.output}: another ssmpi-prepare is using this folder; wait for it to end") from None
         except OSError as error:
             print(
                 f"{self.output}: no locks on this file system ({error.strerror}): make sure that only one job writes "

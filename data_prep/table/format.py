@@ -95,7 +95,7 @@ class TableFormat(RowFormat):
         for name, count in zip(self.features.dense + self.features.sparse, missing, strict=True):
             if fitting and rows and count == rows:
                 raise RawDataError(
-                    f"column {name!r} is missing in all {rows:,} rows; take it out of {self.schema.path}"
+                    f"column {name!r} is missing in all {rows:,} rows; remove it from {self.schema.path}"
                 )
         last = None
         for record in (one for one in records if one.times):

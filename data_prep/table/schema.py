@@ -248,7 +248,7 @@ def read_schema(path: Path) -> Schema:
 def _check(schema: Schema) -> None:
     path = schema.path
     if not schema.sparse:
-        raise UserError(f"{path}: no [categorical] or [list] column, and so nothing to embed; name at least one")
+        raise UserError(f"{path}: no [categorical] or [list] column, so there is nothing to embed; name at least one")
     kinds = {"dense": schema.dense, "categorical": schema.categorical, "list": schema.lists}
     for (one, some_names), (other, names) in combinations(kinds.items(), 2):
         if both := sorted(set(some_names) & set(names)):

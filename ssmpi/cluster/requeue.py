@@ -105,7 +105,7 @@ class LaunchAttempt:
         try:
             run_record.add_attempt(self._folder, run_record.NOT_BEGUN)
         except (OSError, DataError) as error:
-            say(f"error: that this job has not begun cannot be noted for the next one: {error}")
+            say(f"error: this job did not begin, and cannot tell the next one: {error}")
         return 1 + sum(1 for _ in takewhile(run_record.NOT_BEGUN.__eq__, reversed(found)))
 
     def _status(self, code: int) -> str:

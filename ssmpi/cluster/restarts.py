@@ -102,9 +102,9 @@ class Restarts:
             self._best, self._without_progress = record.best(), 0
         self._times = [at for at in self._times if now - at < 60 * options.within_minutes]
         if self._out_of_memory():
-            say(f"the last start {OUT_OF_MEMORY}: 'ssmpi plan' shows what its ranks need, and what would need less")
+            say(f"the last start {OUT_OF_MEMORY}: 'ssmpi plan' shows the memory of its ranks and how to lower it")
             if self._without_progress:
-                say("error: it trained on nothing new: the job is not restarted")
+                say("error: the last start made no progress: the job is not restarted")
                 return False
         if len(self._times) >= options.max_restarts:
             how = f"within {options.within_minutes:g} min (recovery.max_restarts, recovery.within_minutes)"
@@ -115,7 +115,7 @@ class Restarts:
         else:
             return True
         many = max(len(self._times), self._without_progress)
-        say(f"error: the job was restarted {many} times {how}, and is not again: its logs say why its ranks end")
+        say(f"error: the job was restarted {many} times {how}, and ends now: its logs say why its ranks do")
         return False
 
     def _out_of_memory(self) -> bool:

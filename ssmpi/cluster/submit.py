@@ -73,9 +73,9 @@ def hand_over(words: Sequence[str], site_file: Path) -> None:
     if done.returncode:
         said = " / ".join(line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip())
         raise UserError(
-            f"sbatch did not take the job (exit code {done.returncode}): {said or 'it does not say why'}. Mend the "
-            f"[slurm] section of {site_file} or the run's settings and submit again; if SLURM did not answer, see first"
-            " whether 'squeue' shows the job"
+            f"sbatch rejected the job (exit code {done.returncode}): {said or 'it does not say why'}. Correct "
+            f"the [slurm] section of {site_file} or the run's settings and submit again; if SLURM did not answer, check"
+            " first whether 'squeue' shows the job"
         )
     print(done.stdout, end="")
     print(done.stderr, end="", file=sys.stderr)

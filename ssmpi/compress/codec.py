@@ -160,7 +160,7 @@ def finite(values: np.ndarray) -> None:
     """TrainingError if there is a NaN or an infinity: otherwise a residual would hide it."""
     if not kernels.all_finite(values):
         raise TrainingError(
-            f"a gradient or a weight that is to be sent is not finite: {DIVERGED}; lower dense.rate and"
+            f"a gradient or weight to be sent is not finite: {DIVERGED}; lower dense.rate and"
             " embedding.rate, or set schedule.warmup_examples"
         )
 

@@ -61,7 +61,7 @@ MAKE = (
     "make one of raw files with 'ssmpi-prepare criteo RAW --output FOLDER' (Criteo's text) or 'ssmpi-prepare table"
     " --schema SCHEMA RAW --output FOLDER' (other CSV, TSV or Parquet)"
 )
-MAKE_AGAIN = "prepare the data again with --overwrite, or put a whole copy here"
+MAKE_AGAIN = "prepare the data again with --overwrite, or restore intact copies"
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,9 @@ class KeyedTable:
         """There is no memory for another step; the next pause tries again."""
         self.no_memory = why
         log.warning(
-            f"table {self._begin.table}: no memory for {what} ({why}): until there is, the table is as if it were full:"
-            " new keys share a row, and at the next pause those not looked up for longest lose theirs. Make room, or"
-            " lower keys in embedding.dynamic"
+            f"table {self._begin.table}: no memory for {what} ({why}): until the next pause the table counts as full:"
+            " new keys share a row, and the pause frees the rows that were unused for longest. Free some memory, or"
+            " lower keys in [embedding.dynamic]"
         )
 
     def sweep(self, now: int) -> None:

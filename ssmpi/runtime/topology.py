@@ -116,7 +116,7 @@ class Topology:
         whole = -(-self.trainers // self.group) * self.group
         require(
             self.trainers == whole,
-            f"topology.trainers = {self.trainers} is no multiple of topology.group = {self.group}, the "
+            f"topology.trainers = {self.trainers} is not a multiple of topology.group = {self.group}, the "
             f"trainers that hold one replica: set topology.trainers = {whole}, or topology.group = 1",
         )
         require(

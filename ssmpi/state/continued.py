@@ -91,7 +91,7 @@ def check_finished(run: Path, here: Path) -> None:
     if result_marker.is_finished(run):
         return
     if problem := result_marker.damage(run):
-        raise DataError(f"{run / run_files.RESULT_NAME}: damaged: {problem}: put a whole copy in its place")
+        raise DataError(f"{run / run_files.RESULT_NAME}: damaged: {problem}: restore an intact copy")
     raise SettingsError(
         f"run.continue_from = '{run}': this run is not finished ({result_marker.status(run) or 'no result.json'}):"
         f" finish it first ('ssmpi launch --resume {run}'), or name another one"

@@ -45,7 +45,7 @@ def composed(config: Config, features: Features) -> Config:
         if unreached := try_step(found.network):
             log.warning(
                 f"{own}: no gradient reaches {', '.join(unreached)}, which will keep its initial value: a by_torch "
-                "does not use all that it is given, or detaches it"
+                "ignores one of its inputs, or detaches it"
             )
     return found
 

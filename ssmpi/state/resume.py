@@ -119,8 +119,8 @@ def check_marker(run: Path) -> None:
     """Raise DataError if ``result.json`` is damaged: the run may be finished, and would be trained anew."""
     if problem := damage(run):
         raise DataError(
-            f"{run / RESULT_NAME}: damaged: {problem}, so nobody knows how this run ended. Put a whole copy in its"
-            " place, or remove it: then the run resumes from its newest checkpoint, or starts anew where there is none"
+            f"{run / RESULT_NAME}: damaged: {problem}, so it is unknown how this run ended. Restore an intact"
+            " copy, or remove the file: the run then resumes from its newest checkpoint, or starts over without one"
         )
 
 

@@ -186,7 +186,7 @@ def applied(before: TensorFile, delta: TensorFile) -> TensorFile:
         raise DataError(f"{path}: no delta: name what 'ssmpi export --since' wrote")
     if about[BASE] != before.about[MODEL_KEY]:
         raise DataError(
-            f"{path}: what has changed since model {about[BASE][:12]}..., and {before.path} has model"
+            f"{path}: what has changed since model {about[BASE][:12]}..., but {before.path} has model"
             f" {before.about[MODEL_KEY][:12]}...: name all deltas in between, in order, or export the whole"
         )
     try:

@@ -68,8 +68,8 @@ def kept_memory(folder: Path) -> str:
     except OSError as error:
         return f"no memory outlives a killed rank ({folder}: {error.strerror}): set recovery.memory_folder"
     used, limit = found.size - found.free, free_memory()
-    text = f"memory that outlives killed ranks: {folder}, {_gb(found.size)} of which {_gb(used)} are used; "
-    text += f"this process may take {_gb(limit)} of memory, of which those files are a part"
+    text = f"memory that outlives killed ranks: {folder}, {_gb(found.size)}, {_gb(used)} used; "
+    text += f"this process may take {_gb(limit)} of memory, those files included"
     if not found.in_memory:
         text += f". It is {found.kind or 'of an unknown kind'}, not in memory: training there waits for a disk"
     if left := memory_folder.all_in(folder):
@@ -120,8 +120,8 @@ def thread_plan(bound: list[list[int]]) -> list[str]:
         *(f"{counted(n, 'rank')} of this host: on cores {', '.join(map(str, own))}" for own, n in places.items()),
         f"thread plan: {counted(cores, 'worker thread')} (trainers x topology.threads), each with 1 thread inside "
         "operators. A shadow thread,",
-        "a sync PS and an embedding PS that is asked by messages want a core each; without one they share, and shadow "
-        "threads rest",
+        "a sync PS and an embedding PS that serves messages need a core each; without one they share, and shadow "
+        "threads sleep between rounds",
     ]
 
 

@@ -87,8 +87,8 @@ def check_operators(config: Config, folder: Path) -> None:
     found = [item.name for item in operators if isinstance(item, (TopK, Threshold)) and item.share]
     if found:
         raise DataError(
-            f"{folder}: its network passes on the strongest values only ({', '.join(found)}), which a file of tensors "
-            "cannot say: export it with --format onnx, or train it without model.top_k"
+            f"{folder}: its network passes on only the largest values ({', '.join(found)}), which a file of tensors "
+            "cannot express: export it with --format onnx, or train it without model.top_k"
         )
 
 

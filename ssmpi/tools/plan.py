@@ -151,7 +151,7 @@ def memory(config: Config, placement: Placement) -> str:
         shown = ", ".join(f"{role} {in_units(size)}" for role, size in kept.items() if config.topology.counts[role])
         lines.append(f"  room in {config.recovery.memory_folder}, to outlive a kill: {shown}")
     for role, size in checkpoint_copies(config, placement).items():
-        lines.append(f"  {role} while a checkpoint is written: {in_units(size)} more, where there is room for it")
+        lines.append(f"  {role} while a checkpoint is written: {in_units(size)} more, if there is room")
     return "\n".join(lines)
 
 

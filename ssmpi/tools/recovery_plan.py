@@ -142,7 +142,7 @@ def mode(config: Config, decided: str) -> list[str]:
     """What the run's settings do, if that differs from the decision."""
     asked = config.recovery.mode
     if config.recovery.may_be_partial and (why := config.recovery.why_always_full(config.topology.embedding_ps)):
-        return [f"  this run recovers in full all the same: {why}"]
+        return [f"  but this run always recovers in full: {why}"]
     if asked in ("auto", decided):
         return []
     does = "the job ends when ranks are killed" if asked == "off" else f"{asked} recovery all the same"

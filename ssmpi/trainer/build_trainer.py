@@ -47,17 +47,17 @@ def warn(config: Config, world: World, start: Start) -> None:
     begins = not (continues or start.checkpoint or start.warm)  # with new optimizer state
     if begins and threads > 1 and optimizer_of(config.dense).full_first_step and not config.schedule.warmup_examples:
         log.warning(
-            f"no warm-up: the first step of dense.optimizer = '{config.dense.optimizer}' is dense.rate in every "
-            f"parameter, and {threads} threads of a replica take theirs together, which can kill hidden units for "
-            "good; 100 steps of each thread are "
-            f"schedule.warmup_examples = {100 * config.topology.lanes * config.data.batch_size}"
+            f"no warm-up: the first step of dense.optimizer = '{config.dense.optimizer}' moves every parameter by "
+            f"dense.rate, and {threads} threads of a replica take it at once, which can kill hidden units for good: "
+            f"set schedule.warmup_examples = {100 * config.topology.lanes * config.data.batch_size}, 100 steps of each "
+            "thread"
         )
     for name in sync.unread(config.sync):
         log.warning(f"sync.{name} has no effect, because sync.pace = '{config.sync.pace}': leave it out")
     if config.model.precision == "bf16" and processor.without_bfloat16():
         log.warning(processor.SLOW_BFLOAT16)
     if slow := custom_network.kinds_of(config.network.operators):
-        log.warning(f"no kernels for {slow}: all of the network is computed by torch's autograd, which is slower")
+        log.warning(f"no kernels for {slow}: torch's autograd computes the whole network, which is slower")
 
 
 def tables(config: Config, world: World, data: HasTables, start: Start) -> Tables:

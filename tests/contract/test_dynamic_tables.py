@@ -197,7 +197,7 @@ def test_a_run_without_memory_for_a_step_goes_on_with_a_full_table(tmp_path, dat
     run = train_over_threads(tmp_path, data[1], *STEPS, *DYNAMIC, "topology.embedding_ps=1")
     assert "table 0: no memory for rows of more than 62 keys (all is used)" in caplog.text
     assert re.search(
-        r"the table of user was full: .* of 400 rows are left in use; there is memory for 62;", caplog.text
+        r"the table of user was full: .* of 400 rows are in use after the pause; there is memory for 62;", caplog.text
     )
     for counts in run.result["keys"].values():
         assert counts["refused"] > 0

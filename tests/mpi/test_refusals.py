@@ -79,7 +79,7 @@ def test_a_launcher_that_does_not_fit_the_library_is_refused(start):
         ('hierarchy.tags=["top.*: 2", "*: home"]', "topology.group = 2 has members 0 to 1: name one of them"),
         ('hierarchy.tags=["top.9: 1", "*: home"]', "rule 'top.9: 1' matches no operator"),
         ('hierarchy.tags=["top.*: columns", "*: home"]', "'columns' is not a place"),
-        ("topology.trainers=3", "topology.trainers = 3 is no multiple of topology.group = 2"),
+        ("topology.trainers=3", "topology.trainers = 3 is not a multiple of topology.group = 2"),
     ],
 )
 def test_launch_refuses_before_it_starts_anything(tmp_path, data, monkeypatch, capsys, override, words):
@@ -153,7 +153,7 @@ def swap_shard(data):
         (lose_folder, ("no such data folder", "ssmpi-prepare criteo", "ssmpi-prepare table --schema")),
         (lose_manifest, ("manifest.json: missing", "run the same 'ssmpi-prepare' command again")),
         (lose_labels, ("no labels; train on a labelled set",)),
-        (lose_shard, ("shard-00001.h5: shard is in the manifest but not on disk", "put a whole copy here")),
+        (lose_shard, ("shard-00001.h5: shard is in the manifest but not on disk", "restore intact copies")),
         (cut_shard, ("shard-00001.h5: 5,000 bytes, the manifest says", "prepare the data again")),
         (swap_shard, ("shard-00000.h5", "not this data set's", "prepare the data again")),
     ],

@@ -270,7 +270,7 @@ class CheckpointManager:
         self._log.saved(line)
         self._log.say(
             f"{line['name']} committed at {line['position']:,} examples: {line['bytes'] / 1e6:,.1f} MB in"
-            f" {line['write_seconds']:.2f} s, training stood still for {writing.cost:.2f} s (O_save)"
+            f" {line['write_seconds']:.2f} s, training was paused for {writing.cost:.2f} s (O_save)"
         )
 
     def _failed(self, text: str, cost: float) -> None:

@@ -63,7 +63,7 @@ def _refuse(errors: list[str], advice: Callable[[], str]) -> None:
 def remedy(folder: Path) -> str:
     """What to do about a damaged model or checkpoint."""
     if folder.name == MODEL:
-        return "Train the model again, or put a whole copy in its place"
+        return "Train the model again, or restore an intact copy"
     run = folder.parent.parent
     return f"'ssmpi launch --resume {run} --checkpoint whole' resumes from the newest undamaged one, if there is one"
 

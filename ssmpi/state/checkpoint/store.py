@@ -188,7 +188,7 @@ def remedy_for_checkpoint(run: Path, damaged: Path, tried: Collection[Path] = ()
     others = [path.name for path in store.committed() if path != damaged and path not in tried]
     older = [name for name in others if name < damaged.name]
     if older:
-        return f"an older one is used with --checkpoint {older[-1]}, the newest whole one with --checkpoint whole"
+        return f"an older one is used with --checkpoint {older[-1]}, the newest intact one with --checkpoint whole"
     if others:
         return f"there is no older one, but newer ones: leave out --checkpoint to use {others[-1]}"
     ways = [f"there is no other one: to start from the beginning, remove {run / CHECKPOINTS} and resume again, or "]
@@ -205,8 +205,8 @@ def remedy_for_model(run: Path) -> str:
     """What to do if the model of a finished run is damaged."""
     newest = Store(run).committed()[-1:]
     if not newest or find_error(newest[0], 0, 1):
-        return f"put a whole copy in its place, or train again: {START_OVER}"
+        return f"restore an intact copy, or train again: {START_OVER}"
     return (
-        f"put a whole copy in its place, or remove {run / RESULT_NAME} and resume again: the run then resumes from"
+        f"restore an intact copy, or remove {run / RESULT_NAME} and resume again: the run then resumes from"
         f" {newest[0].name} and saves its model again"
     )

@@ -108,8 +108,8 @@ class MemoryPlace(NamedTuple):
 def refuse_left(run: Path, why: str) -> NoReturn:
     """Raise SettingsError: what the last launch left in memory must not be lost without being asked for."""
     raise SettingsError(
-        f"{run}: the last launch ended before the run was saved, and its memory has survived, from which {why} cannot"
-        f" resume. 'ssmpi launch --resume {run}' resumes from it; add '--checkpoint whole' to resume from the newest"
+        f"{run}: the last launch ended before the run was saved. Its memory has survived, but {why} cannot resume from"
+        f" it. 'ssmpi launch --resume {run}' resumes from it; add '--checkpoint whole' to resume from the newest"
         " checkpoint, without what was learned since"
     )
 

@@ -54,8 +54,8 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
         apart = result.get("divergence")
         far = "" if apart is None else f", replicas {apart:.2%} from their reference"
         lines.append(
-            f"rounds: {result['rounds']:,.0f} of {1000 * result['round_seconds']:.1f} ms, in which a trainer makes "
-            f"{result['staleness']:.1f} iterations{far}"
+            f"rounds: {result['rounds']:,.0f}, each {1000 * result['round_seconds']:.1f} ms or "
+            f"{result['staleness']:.1f} iterations of a trainer{far}"
         )
     sent = traffic_in_words(result)
     return "\n".join([*lines, sent] if sent else lines)
@@ -133,7 +133,7 @@ def _without_result(record: Record) -> str:
     )
     more = f"If no job is running it, 'ssmpi launch --resume {record.folder}' resumes it"
     if result_marker.damage(record.folder):
-        more = "Put a whole copy in its place"
+        more = "Restore an intact copy"
     if record.status == COMPLETE:
         more = f"'ssmpi evaluate {record.folder}' scores its model"
     return f"{why}{scored}. {more}"

@@ -290,6 +290,6 @@ class MetricLogger:
         if late and not self._warned and (ne >= 1.0 or abs(auc - 0.5) < 0.005):
             self._warned = True
             log.warning(
-                f"NE is {ne:.4f} and AUC {auc:.4f} after {int(self._total.sums[0]):,} examples: no better than the "
+                f"NE is {ne:.4f} and AUC {auc:.4f} after {int(self._total.sums[0]):,} examples: no better than a "
                 "constant. Is the learning rate too high (dense.rate, embedding.rate), or are the labels shuffled?"
             )

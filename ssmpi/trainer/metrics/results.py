@@ -97,8 +97,8 @@ class RunResults:
                 memory = f"; there is memory for {counts.room:,}" if counts.room < counts.rows else ""
                 log.warning(
                     f"the table of {feature} was full: {refused:,} times a new key got no row, and {counts.keys:,} of "
-                    f"{counts.rows:,} rows are left in use{memory}; its limit is keys of embedding.dynamic or of its "
-                    "own section"
+                    f"{counts.rows:,} rows are in use after the pause{memory}; its limit is keys in "
+                    "[embedding.dynamic] or in the feature's own section"
                 )
             self.logbook.swept(feature, counts._asdict())
         self.keys = {feature: counts._asdict() for feature, counts in keys.items()}

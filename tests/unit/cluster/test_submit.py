@@ -186,7 +186,7 @@ def test_submit_makes_the_folder_and_hands_the_batch_file_over(run_file, tmp_pat
     ("script", "words"),
     [
         ("echo 'sbatch: error: invalid partition specified: x' >&2; exit 1", "(exit code 1): sbatch: error: invalid p"),
-        ("exit 7", "(exit code 7): it does not say why. Mend the [slurm] section of "),
+        ("exit 7", "(exit code 7): it does not say why. Correct the [slurm] section of "),
     ],
 )
 def test_a_job_refused_by_sbatch_can_be_submitted_again(run_file, tmp_path, monkeypatch, capsys, there, script, words):
@@ -198,7 +198,7 @@ def test_a_job_refused_by_sbatch_can_be_submitted_again(run_file, tmp_path, monk
     before = sorted(tmp_path.rglob("*"))
     submit = ("submit", run_file, "model.name=net.py:network", "--site", JOBS / "sites" / "openmpi.toml")
     assert command(*submit) == 2
-    assert f"error: sbatch did not take the job {words}" in capsys.readouterr().err
+    assert f"error: sbatch rejected the job {words}" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
     fake(tmp_path / "bin", "sbatch", "echo Submitted batch job 7; echo a remark >&2")
     assert command(*submit) == 0

@@ -67,7 +67,7 @@ def test_any_memory_gives_the_same_bytes_and_a_whole_folder_is_recognized(days, 
     out = prepare([days / "day_1"], tmp_path / "out", *words, "--memory", "0.0001")
     assert tree(out) == tree(days / "day1")
     prepare([days / "day_1"], out, *words, "--memory", "0.0001")
-    assert "already whole" in capsys.readouterr().out
+    assert "already complete" in capsys.readouterr().out
 
 
 def test_a_table_keeps_means_and_ranges(tmp_path):

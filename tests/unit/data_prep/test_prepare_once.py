@@ -78,10 +78,10 @@ def test_what_needs_all_rows_is_named(tmp_path, monkeypatch, opened, capsys):
     file = write_csv(tmp_path / "a.csv")
     standardized = ONCE.replace('"log1p"', '"standardize"', 1)
     assert prepare(tmp_path, file, standardized + BY_TIME, "--hash") == 0
-    assert "rows kept on the disk: to encode them needs mean and deviation of price" in capsys.readouterr().out
+    assert "rows are kept on disk: to encode them needs mean and deviation of price" in capsys.readouterr().out
     assert len(opened) == 1
     assert prepare(tmp_path, file, ONCE, name="b") == 0
-    said = "kept on the disk: their rows are counted first; to encode them needs the vocabulary of user, item"
+    said = "kept on disk: their rows are counted first; to encode them needs the vocabulary of user, item"
     assert said in capsys.readouterr().out
     opened.clear()
     further = ("--vocabulary", str(tmp_path / "b"), "--split", "none", "--split-name", "test")
@@ -93,7 +93,7 @@ def test_what_needs_all_rows_is_named(tmp_path, monkeypatch, opened, capsys):
     said = "the files are read twice: their rows are counted first; for the vocabulary of user, item; to encode"
     assert said in capsys.readouterr().out
     assert prepare(tmp_path, file, ONCE, "--on-bad-row", "skip", name="e") == 0
-    said = "read three times: to count good rows, which says which are trained on; for the vocabulary of user, item; to"
+    said = "read three times: to count good rows and so find the training rows; for the vocabulary of user, item; to"
     assert said in capsys.readouterr().out
     assert content(tmp_path / "e")["vocabulary.h5"] == content(tmp_path / "b")["vocabulary.h5"]
 

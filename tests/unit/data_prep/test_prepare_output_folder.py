@@ -75,7 +75,7 @@ def test_overwrite_removes_nothing_while_another_job_is_at_work(raw, whole, caps
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = files(whole)
         assert criteo(raw, whole, "--overwrite") == 2
-        assert "another ssmpi-prepare is at work here" in capsys.readouterr().err
+        assert "another ssmpi-prepare is using this folder" in capsys.readouterr().err
         assert files(whole) == before
     assert criteo(raw, whole, "--overwrite") == 0
 

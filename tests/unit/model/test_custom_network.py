@@ -425,7 +425,7 @@ def test_it_is_trained_saved_with_its_code_and_resumed(few, tmp_path, alone, cap
     said = []
     monkeypatch.setattr(build_trainer.log, "warning", said.append)
     run = interrupted(write_own(tmp_path, CUBE), few, NAMED, "data.passes=2")
-    assert [text for text in said if "no kernels for net.py:Cube: all of the network is computed by torch" in text]
+    assert [text for text in said if "no kernels for net.py:Cube: torch's autograd computes the whole network" in text]
     assert prepare(run).checkpoints
     own_file = run.folder / "network/net.py"
     own_file.write_text("# a comment\n" + CUBE)

@@ -83,7 +83,7 @@ def test_lanes_are_the_same_if_the_same_trainers_read():
 
 
 def test_groups_are_whole():
-    with pytest.raises(SettingsError, match=r"trainers = 5 is no multiple of topology.group = 2.*trainers = 6"):
+    with pytest.raises(SettingsError, match=r"trainers = 5 is not a multiple of topology.group = 2.*trainers = 6"):
         Topology(trainers=5, group=2)
     with pytest.raises(SettingsError, match=r"hierarchy.homes = 'first' .* set topology.group"):
         Topology(trainers=2, homes="first")

@@ -240,7 +240,7 @@ def two_checkpoints(tmp_path, small_data, watched):
 def test_a_damaged_manifest_is_stepped_over_on_request_only(two_checkpoints):
     older, newest = Store(two_checkpoints).committed()
     (newest / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match=r"manifest.json: damaged.*newest whole one with --checkpoint whole"):
+    with pytest.raises(DataError, match=r"manifest.json: damaged.*newest intact one with --checkpoint whole"):
         resume.usable_checkpoints(two_checkpoints, None)
     assert resume.usable_checkpoints(two_checkpoints, "whole") == [older]
     (older / "manifest.json").write_text("{")
@@ -343,7 +343,7 @@ def test_a_run_whose_end_cannot_be_read_is_not_trained_anew(tmp_path, small_data
     request = RunRequest(None, (), run=run)
     with (
         ExitStack() as held,
-        pytest.raises(DataError, match=r"result\.json: damaged: .*nobody knows how"),
+        pytest.raises(DataError, match=r"result\.json: damaged: .*it is unknown how"),
     ):
         resume.prepare(request, 1, held)
     assert (run / "model" / "manifest.json").read_bytes() == before

@@ -121,7 +121,7 @@ def test_a_damaged_manifest_of_a_model_is_described_with_the_remedy(project, tex
             command()
         words = str(refused.value)
         assert words.startswith(f"{RUN}/model/manifest.json: {says}")
-        assert words.endswith("Train the model again, or put a whole copy in its place")
+        assert words.endswith("Train the model again, or restore an intact copy")
         assert "Error" not in words
 
 

@@ -105,8 +105,8 @@ def test_a_job_that_runs_out_of_memory_again_and_again_ends(tmp_path, monkeypatc
         made.begin()
     assert found == [True, True, False]
     said = capsys.readouterr().err
-    assert said.count("the last start ran out of memory: 'ssmpi plan' shows what its ranks need") == 2
-    assert said.endswith("error: it trained on nothing new: the job is not restarted\n")
+    assert said.count("the last start ran out of memory: 'ssmpi plan' shows the memory of its ranks") == 2
+    assert said.endswith("error: the last start made no progress: the job is not restarted\n")
 
 
 def test_with_progress_a_job_restarts_at_once_for_ever(tmp_path):
@@ -133,7 +133,7 @@ def test_a_run_that_has_not_begun_is_started_again_if_a_rank_was_killed(tmp_path
         assert made.note_loss(killed=True)
         made.begin()
     assert not made.note_loss(killed=True)
-    assert "the job was restarted 2 times before the run had begun, and is not again" in capsys.readouterr().err
+    assert "the job was restarted 2 times before the run had begun, and ends now" in capsys.readouterr().err
 
 
 def test_off_is_off(tmp_path):

@@ -108,7 +108,7 @@ def test_a_best_evaluation_that_was_not_the_last_is_said(tmp_path):
 
 def test_a_divergence_that_was_not_finite_is_left_out(tmp_path):
     rounds = {"rounds": 9.0, "round_seconds": 0.001, "staleness": 2.0, "divergence": None}
-    assert "rounds: 9 of 1.0 ms, in which a trainer makes 2.0 iterations" in report.table(
+    assert "rounds: 9, each 1.0 ms or 2.0 iterations of a trainer" in report.table(
         run_folder(tmp_path, **rounds), None, None
     )
 
@@ -161,7 +161,7 @@ def test_a_damaged_result_says_what_is_known_and_how_it_goes_on(tmp_path, conten
     (tmp_path / "metrics.jsonl").write_text(WINDOW + VALIDATION)
     (tmp_path / "result.json").write_text(content)
     known = r".*validation NE 0\.91000 after 3,000 examples\. "
-    with pytest.raises(DataError, match=f"^{tmp_path}: {message}{known}Put a whole copy in its place"):
+    with pytest.raises(DataError, match=f"^{tmp_path}: {message}{known}Restore an intact copy"):
         report.table(tmp_path, None, None)
 
 
