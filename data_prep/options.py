@@ -1,4 +1,4 @@
-"""The options of a preparation, checked."""
+"""The options of a preparation, and their checks."""
 
 from __future__ import annotations
 

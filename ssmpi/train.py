@@ -1,5 +1,5 @@
-"""The story: every rank of the job runs ``run``; the topology says which part it plays, the table at the bottom what
-that part does. Read this page first; every noun on it is defined where it is imported from.
+"""The main loop; read this page first. Every rank of the job executes ``run``: the topology gives it a role, and the
+table at the bottom the function of that role. Every name here is defined where it is imported from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The raw files: which ones folders and patterns stand for, in which order, and which are refused by name because they
-are no tables of text.
-"""
+"""The raw files: the files that folders and patterns stand for, their order, and formats that are refused by name."""
 
 from __future__ import annotations
 

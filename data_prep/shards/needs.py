@@ -1,4 +1,4 @@
-"""The memory and disk that a preparation needs: told before it starts, and checked."""
+"""The memory and disk that a preparation needs, printed and checked before it starts."""
 
 from __future__ import annotations
 

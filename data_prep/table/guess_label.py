@@ -1,4 +1,4 @@
-"""Which column of a table is the label, which others may be, and which columns give it away: for ``guess``.
+"""Finds for ``guess`` the label of a table, other candidates, and columns that give the label away.
 
 A label is known by its name. Where no name is known, columns with two values such as 0 and 1 or yes and no may be it:
 the first or the last one is taken for it, and none of the others becomes a feature, since a label among the features

@@ -1,4 +1,4 @@
-"""Whether a column of text has lists, and what lies between their values: for ``guess``, from a sample.
+"""Decides for ``guess``, from a sample, whether a column of text has lists, and what separates their values.
 
 Text is taken for lists if values repeat as those of lists do, or, where they rarely repeat, if all look like ids. What
 may lie between words of prose is held to more: titles and names are no lists.

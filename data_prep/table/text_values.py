@@ -1,5 +1,5 @@
-"""Values of text that Arrow's reader of CSV does not take: integers written as floats, as pandas writes them where some
-are missing, times with a zone or an offset, and lists as Python, numpy and JSON write them.
+"""Text values that Arrow's CSV reader rejects: integers written as floats, as pandas writes them where some are
+missing, times with a zone or an offset, and lists as Python, numpy and JSON write them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of ``ssmpi bench``, each said once: name, type, default and meaning; and how the command line takes them:
+"""The options of ``ssmpi bench``, each with name, type, default and meaning, and their form on the command line:
 ``--only`` is the field ``only``, and a tuple is a list with commas.
 
 tyro and simple-parsing do the same, but take a list as separate words and no ``key=value`` settings among them:

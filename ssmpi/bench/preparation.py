@@ -1,7 +1,7 @@
 """``ssmpi bench prepare``: rows per core-second of ``ssmpi-prepare``, and the most memory that it takes.
 
 Commands are measured as a user starts them, in turns, each round beginning with a different one. The rows are
-synthetic: with few ids, or with some four millions (in two million rows). What a command takes for the first
+synthetic: with few ids, or with some four millions (in two million rows). The time of a command for the first
 ``START_ROWS`` of them, to start and to load compiled code, is left out. Figures are medians; those of the user's CPU
 seconds leave out the kernel's, most of which are what memory costs here.
 """

@@ -1,4 +1,4 @@
-"""What all benchmarks report alike: the machine, the files; and which contenders are chosen."""
+"""Common parts of all benchmark reports: the machine, the files, and the choice of contenders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of every command, and which function of ``commands`` each one is."""
+"""The arguments of every command, and the function of ``commands`` that runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``ssmpi launch`` does about signals while its ranks run."""
+"""Signals that reach ``ssmpi launch`` while its ranks run."""
 
 from __future__ import annotations
 

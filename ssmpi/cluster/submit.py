@@ -1,4 +1,4 @@
-"""``ssmpi submit``: makes a run folder with a batch file for one site, and submits that."""
+"""``ssmpi submit``: makes a run folder with a batch file for a site, and submits it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every codec is: ``take`` makes a payload of a vector and leaves in it what was not sent.
+"""The base of every codec: ``take`` makes a payload from a vector, and the unsent part stays in the vector.
 
 Error feedback memory is separate, as in GRACE (Xu et al., ICDCS 2021): a codec does not know what earlier payloads left
 unsent. For gradients, the owner calls ``take`` repeatedly on one vector and adds new gradients in between; that vector,

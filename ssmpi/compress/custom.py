@@ -1,4 +1,4 @@
-"""Codecs whose bodies only they understand: what such a class, perhaps in a user's own file, is derived from."""
+"""The base class of custom codecs, whose payload bodies only they understand; users' files derive from it."""
 
 from __future__ import annotations
 

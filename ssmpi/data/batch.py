@@ -1,4 +1,4 @@
-"""What a worker thread trains on: some rows of a shard as arrays, without copies."""
+"""A batch: some rows of a shard as arrays, without copies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The contents of a shard, read past HDF5, which holds the GIL while it reads: rows for a worker thread,
-and all of them for a comparison with the checksum in the manifest and a look at their values.
+"""Reads the contents of a shard without HDF5, which holds the GIL while it reads: rows for a worker thread, or all rows
+to check their values and the checksum in the manifest.
 """
 
 from __future__ import annotations

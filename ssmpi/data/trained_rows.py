@@ -1,5 +1,5 @@
-"""Which of the dealt rows one trainer has trained on, in memory that may outlive its process: the only count that
-determines what is left after a kill.
+"""The assigned rows that a trainer has trained on, in memory that may outlive its process: the only count that decides
+which rows are left after a kill.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Values that no shard may hold, whoever has written it: numbers that are not finite, labels besides 0 and 1, ids
-outside their tables.
-"""
+"""Invalid values in shards: numbers that are not finite, labels other than 0 and 1, ids outside their tables."""
 
 from __future__ import annotations
 

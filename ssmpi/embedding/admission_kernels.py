@@ -1,5 +1,5 @@
-"""Which keys get rows, compiled and run without the GIL: what an embedding PS does with the keys that it is asked for,
-one call for all its tables. Those without a row are few, once training has gone on for a while.
+"""Decides which keys get rows, compiled and run without the GIL: one call for all tables of an embedding PS. After some
+training few requested keys lack a row.
 """
 
 from __future__ import annotations

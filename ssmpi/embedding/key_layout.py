@@ -1,4 +1,4 @@
-"""How the memory of a keyed table on one PS is laid out, and the steps in which it comes."""
+"""The layout of a keyed table's memory on one PS, and its growth steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All keyed tables of one embedding PS, as messages ask for them."""
+"""All keyed tables of one embedding PS, for requests by message."""
 
 from __future__ import annotations
 

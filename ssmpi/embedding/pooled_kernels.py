@@ -1,4 +1,4 @@
-"""Which partial sums of bags each embedding PS pools, and which single rows it sends, for one batch."""
+"""For one batch, the partial sums of bags that each embedding PS pools, and the single rows that it sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables' bags embedding PSs pool before they send them: those for which that is less to send."""
+"""Chooses the tables whose bags embedding PSs pool before sending: those where that sends fewer bytes."""
 
 from __future__ import annotations
 

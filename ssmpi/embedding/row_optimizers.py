@@ -1,4 +1,4 @@
-"""How rows are updated, by name. An optimizer is a class, which says what state a row has and how it begins, a line in
+"""The optimizers of rows, by name. An optimizer is a class with the state of a row and its initial value, a line in
 ``ROW_OPTIMIZERS``, and a line in ``update``, which compiled code calls.
 
 The names are FBGEMM's. Only rows that are looked up move: their gradients, their state, and their decay.

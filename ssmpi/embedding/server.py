@@ -1,4 +1,4 @@
-"""What an embedding PS does with a message: one fast loop over compiled kernels, lock-free among trainers' pushes."""
+"""Answers the messages of an embedding PS: one loop over compiled kernels, without locks between trainers' pushes."""
 
 from __future__ import annotations
 

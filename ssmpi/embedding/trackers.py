@@ -1,5 +1,5 @@
-"""Which rows of an embedding PS to save first, as in CPR (Maeng et al., MLSys 2021): those accessed most often (MFU), a
-sample of those accessed (SSU), or those that have changed most (SCAR; Qiao et al., ICML 2019).
+"""Selects the rows of an embedding PS to save first, as in CPR (Maeng et al., MLSys 2021): the most accessed (MFU), a
+sample of the accessed (SSU), or the most changed (SCAR; Qiao et al., ICML 2019).
 
 An access is one lookup of one training example: a row that 40 examples of a batch look up is updated once and has 40
 accesses, so that the lost accesses of a row are its lost samples, as PLS counts them. A tracker observes the rows of

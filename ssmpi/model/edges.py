@@ -1,4 +1,6 @@
-"""What goes between the members of a group: edges, the items of a part that send and receive by them, and mailboxes."""
+"""The traffic between the members of a group: edges, the instructions that send and receive over
+them, and mailboxes.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How large the values are that a network's ``Threshold`` operators take: measured in training, they give each a
-threshold that lets about as many values pass as the largest ones would be, without a selection by example.
+"""Thresholds of a network's ``Threshold`` operators, from the magnitudes that training measures. A threshold passes
+about as many values as a ``TopK`` would, without a selection in each example.
 
 After a ReLU values are 0 or positive, and the positive ones roughly exponential. If p is the share of values that are
 not 0, and b their mean size, a share 1 - s of all values is larger than b ln(p / (1 - s)). Without a ReLU p is 1, and

@@ -1,6 +1,6 @@
-"""What each member of a group computes for the lanes of one home. ``transform`` cuts a network at its places: operators
-in the network's order, with a ``Send`` right behind the operator whose value another member reads, and a ``Receive``
-right before the first operator that reads a value from elsewhere. Pure: neither MPI nor compiled code.
+"""The program of each member of a group for the lanes of one home. ``transform`` cuts a network at its places:
+operators in the network's order, with a ``Send`` right behind the operator whose value another member reads, and a
+``Receive`` right before the first operator that reads a value from elsewhere. Pure: neither MPI nor compiled code.
 
 Nothing can deadlock: all parts keep the network's order, a ``Send`` does not wait, and a ``Receive`` waits for one that
 comes before it in that order. The backward pass is the mirror: the gradient of what a ``Receive`` received goes back,

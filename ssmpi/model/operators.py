@@ -1,5 +1,5 @@
-"""What an operator of a network is, and the kinds of DLRM and DCN v2; those of factorization machines are in
-``field_operators``. Users' files import all of them from ``network``.
+"""The base class of operators, and the operators of DLRM and DCN v2, which users' files import from ``network``.
+``field_operators`` has those of factorization machines.
 """
 
 from __future__ import annotations

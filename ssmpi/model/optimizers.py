@@ -1,5 +1,5 @@
-"""How dense parameters are stepped, by name. An optimizer is a class, which says what state a parameter has and how it
-begins, a line in ``DENSE_OPTIMIZERS``, and a line in ``update``, which compiled code calls.
+"""The optimizers of dense parameters, by name. An optimizer is a class with the state of a parameter and its initial
+value, a line in ``DENSE_OPTIMIZERS``, and a line in ``update``, which compiled code calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of the dense model, apart from its code, because servers read run files too and need not import torch."""
+"""Settings of the dense model, separate from its code: servers read run files too, and need not import torch."""
 
 from __future__ import annotations
 

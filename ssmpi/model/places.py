@@ -1,5 +1,5 @@
-"""Where the members of a group compute a network's operators: ordered rules such as ``top.*: 1 bf16``, of which the
-first that matches an operator's name decides, and plans, which derive such rules from any network.
+"""Assigns a network's operators to the members of a group: by ordered rules such as ``top.*: 1 bf16``, of which the
+first match decides, or by plans, which derive such rules from any network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processor features that decide how fast training is."""
+"""Processor features that determine the speed of training."""
 
 from __future__ import annotations
 

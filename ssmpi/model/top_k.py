@@ -1,6 +1,6 @@
 """Operators that pass on only an example's largest values, and the settings that insert them: DCT's for model
-parallelism (Gupta et al., arXiv 2010.08899, Algorithm 2), where edges of a group send no more than ``TopK`` passes on.
-The gradient takes the places of the values; there is neither a residual nor a selection of its own.
+parallelism (Gupta et al., arXiv 2010.08899, Algorithm 2), where edges of a group send only what ``TopK`` passes on.
+Gradients flow through the positions of the values, without a residual or a selection of their own.
 """
 
 from __future__ import annotations

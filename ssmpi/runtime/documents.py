@@ -1,4 +1,4 @@
-"""JSON and TOML that users or others have written: whatever is wrong with it is a ValueError."""
+"""JSON and TOML from users or other programs: any error in it is a ValueError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sections of optimizers have in common, ``[dense]`` and ``[embedding]``."""
+"""Settings that the optimizers of ``[dense]`` and ``[embedding]`` have in common."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The sections of a run file that no component owns: where results go, when models are scored and saved, how lost ranks
-are recovered.
-"""
+"""The sections of a run file that no component owns: results, evaluation, checkpoints, recovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What settings mean: the strings below the fields of their classes, read from the source."""
+"""The meanings of settings: the strings below the fields of their classes, read from the source."""
 
 from __future__ import annotations
 

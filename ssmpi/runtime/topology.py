@@ -1,4 +1,4 @@
-"""Which rank plays which role, by pure arithmetic, before any process exists. No other module computes ranks.
+"""The role of each rank, by arithmetic alone, before any process exists. No other module computes ranks.
 
 A new role is a member of ``Role``, a line in ``ROLES``, a module in ``ssmpi/trainer`` and a line in ``train.PARTS``.
 """

@@ -1,4 +1,4 @@
-"""What one process has sent, and fetched from servers: payload bytes and messages by class of link.
+"""Counts what one process has sent, and fetched from servers: payload bytes and messages by class of link.
 
 A message between a trainer and a server is counted by the trainer, in whichever direction it goes; one between two
 trainers by its sender; an all-reduce of n trainers as 2 (n - 1) / n of its vector on each of them, what a ring sends,

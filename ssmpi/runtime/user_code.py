@@ -1,5 +1,5 @@
-"""A user's own Python files: settings such as ``model.name = "net.py:network"`` name one, and what to take from it.
-Loads modules from their text, and turns errors in them into messages. Nothing is written to disk.
+"""A user's own Python files, which settings such as ``model.name = "net.py:network"`` name. Loads modules from their
+text, and turns their errors into messages. Nothing is written to disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which run a command is about: a run file, a run folder, or both. Imports no MPI: the launcher needs it too."""
+"""The run that a command is about: a run file, a run folder, or both. Imports no MPI: the launcher needs it too."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What synchronization algorithms have in common. A ``Synchronizer`` says what a round does to vectors, its
-``Exchange`` how they travel, and ``pace`` decides when rounds run. A round takes a snapshot of the replica, gets what
-the others have, and moves the live weights towards what the algorithm makes of it.
+"""The base of synchronization algorithms. A ``Synchronizer`` defines the arithmetic of a round, its ``Exchange`` moves
+the vectors, and ``pace`` decides when rounds run. A round takes a snapshot of the replica, exchanges it with the
+others, and moves the live weights towards the result.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The settings of ``[sync]`` that all algorithms share, and the codec that they name. Those of one algorithm lie beside
-it, in a section of its own.
+"""The settings of ``[sync]`` that all algorithms share, and the codec that they name. Settings of a single algorithm
+lie beside it, in their own section.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a synchronization algorithm may use of its trainer, and the ranks it communicates with."""
+"""The parts of its trainer that a synchronization algorithm may use, and the ranks that it communicates with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What limits the speed of a run, from the time of a step and the speed of links, and what it takes to relieve it.
+"""Finds the bottleneck of a run from the time of a step and the speed of links, and how to relieve it.
 
-Every part of the job allows so many examples a second: the steps of the trainers with the rounds in between, the links
+Every part of the job limits the examples per second: the steps of the trainers with the rounds in between, the links
 that rows and rounds go over, and in a group its busiest member and link. The slowest part wins. The arithmetic leaves
 out latency, queues, the servers' processors, and who waits for whom in a group; rows count as if all ids of a batch
 differ. ``python -m jobs.lab cluster`` checks it against real ranks.

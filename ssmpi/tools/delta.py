@@ -1,5 +1,5 @@
-"""``ssmpi export --since`` writes what has changed since an earlier model, and ``ssmpi apply`` puts it into the export
-of that one, for serving: the earlier export with the deltas since is that of the newest model, to the bit.
+"""``ssmpi export --since`` writes the changes since an earlier model, and ``ssmpi apply`` applies them to that model's
+export, for serving. The result equals the export of the newest model, to the bit.
 
 Both models are on disk, so changed rows are found by comparing the bits of each table in turn, in the memory of two of
 them. That is exact by construction, for any two models, and needs nothing while training; the trackers of priority

@@ -1,4 +1,4 @@
-"""What ``ssmpi plan`` says of a group: which member computes and owns what, what goes where, and what that costs beside
+"""The groups in ``ssmpi plan``: what each member computes and owns, the traffic between members, and its cost beside
 the other plans.
 """
 

@@ -1,4 +1,4 @@
-"""``ssmpi inspect``: what a run folder holds: the run's status, its checkpoints, and whether they are undamaged."""
+"""``ssmpi inspect``: the contents of a run folder: the run's status, its checkpoints, and whether they are intact."""
 
 from __future__ import annotations
 

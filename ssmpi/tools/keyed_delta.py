@@ -1,4 +1,4 @@
-"""What has changed in a dynamic table: by key, with the keys that are gone.
+"""The changes in a dynamic table, by key, with the keys that are gone.
 
 Of a table whose export has the keys ``K`` a delta has ``K.changed`` int64 (changed,), of rows that are other or new,
 and ``K.gone`` int64 (gone,), of rows that expired or were evicted, both ascending. Each tensor ``T`` of the table has

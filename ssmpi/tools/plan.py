@@ -1,4 +1,4 @@
-"""``ssmpi plan``: prints what a run will be and need, by arithmetic alone, before any process exists."""
+"""``ssmpi plan``: prints ranks, network, memory and traffic of a run by arithmetic, before any process exists."""
 
 from __future__ import annotations
 

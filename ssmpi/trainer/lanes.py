@@ -1,5 +1,5 @@
-"""The lanes of a trainer: what its worker threads compute with. In a group each has a helper thread on every other
-member with work for it; a trainer that holds a replica alone computes all of a step itself.
+"""The lanes of a trainer, which compute the steps of its worker threads. In a group a lane has a helper thread on every
+other member with work for it; a trainer that holds a whole replica computes all of a step itself.
 
 A helper's thread lasts as long as the lane's, one part of the run: the worker thread closes its lane when its batches
 end, after the last steps of its helpers, so that nothing is lost at a pause.

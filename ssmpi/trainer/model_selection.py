@@ -1,4 +1,4 @@
-"""What evaluations decide: which model is kept, and whether training ends early. ``[evaluate]`` has the rules.
+"""Decisions by evaluations: which model to keep, and whether training ends early. ``[evaluate]`` has the rules.
 
 With ``keep = "best"`` the best model so far is saved in ``best/after-EXAMPLES`` of the run folder and becomes ``model``
 at the end. It is scored on the final split right away, so its rows never have to be reloaded.

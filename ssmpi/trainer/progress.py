@@ -1,4 +1,4 @@
-"""What a trainer's worker threads have done so far, each with its own counters, so that counting needs no lock; and an
+"""The progress of a trainer's worker threads, each with its own counters, so that counting needs no lock; and an
 estimate for all trainers.
 """
 

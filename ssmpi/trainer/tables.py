@@ -1,4 +1,4 @@
-"""All tables as a trainer sees them, wherever the rows are."""
+"""All tables as a trainer sees them, wherever the rows lie."""
 
 from __future__ import annotations
 

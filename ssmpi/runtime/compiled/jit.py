@@ -1,4 +1,4 @@
-"""``njit`` as numba has it, with a cache on disk that never gives code of other sources than these.
+"""Numba's ``njit`` with a cache on disk that never returns code compiled from other sources.
 
 Numba compiles what a kernel calls, and the constants that it reads, into the kernel, but only looks at the kernel's
 own file to tell whether cached code is out of date. Here the names of cached files carry a checksum of that file and of

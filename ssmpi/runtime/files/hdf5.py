@@ -1,4 +1,4 @@
-"""HDF5 files to read, which may come from others."""
+"""Reads HDF5 files that may come from others."""
 
 from __future__ import annotations
 

@@ -155,8 +155,8 @@ def log_to_file(path: Path, who: str) -> None:
 
 
 def record(text: str) -> None:
-    """Write why the job ends to this rank's own file only: ``comm.failure`` decides whether to print it. Returns once
-    it is written: the caller has a limit.
+    """Write why the job ends to this rank's own file only: ``runtime.mpi.failure`` decides whether to print it. Returns
+    once it is written: the caller has a limit.
     """
     line = log.makeRecord(log.name, logging.ERROR, "", 0, ENDS + text, (), None)
     for handler in log.handlers:

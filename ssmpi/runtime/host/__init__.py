@@ -1,1 +1,1 @@
-"""What a process learns about the host it is on: memory, CPU, clock, launcher, MPI environment, versions."""
+"""Facts about the host of a process: memory, CPU, clock, launcher, MPI environment, versions."""

@@ -1,5 +1,5 @@
-"""What the launcher's environment variables say about this process, and whether the MPI library agrees. If launcher and
-library do not match, they start N single processes, each of which thinks it is the whole job.
+"""The launcher's environment variables about this process, and whether the MPI library agrees. If launcher and library
+do not match, they start N single processes, each of which takes itself for the whole job.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The ranks form a ring; each sends the next one a heartbeat every second, so that the cost per rank does not depend on
 their number. A waiting peer would also notice, but much later, and often blame a rank that only waits itself.
-``waiting.frozen_seconds`` says how long a rank may be silent (``comm.waiting``).
+``waiting.frozen_seconds`` limits the silence of a rank.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Heartbeat:
     """A thread that sends this rank's heartbeats and listens to the previous rank's. In ``comm`` no one else uses its
     tags. Every rank has one, from when it has joined the job, and all stop it together.
 
-    While a rank starts, the limit is that of the start (``comm.starting``); once it and its listener are ready it is
-    that of ``be_regular``. Silence counts only while this rank itself was awake: a job that is suspended as a whole and
+    While a rank starts, the limit is that of the start (``starting``); once it and its listener are ready it is that of
+    ``be_regular``. Silence counts only while this rank itself was awake: a job that is suspended as a whole and
     continued finds no rank frozen.
     """
 

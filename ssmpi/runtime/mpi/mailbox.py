@@ -1,4 +1,4 @@
-"""Mailboxes: how compiled code of one rank hands arrays to that of another, in memory that both map.
+"""Mailboxes: compiled code of one rank hands arrays to that of another, in memory that both map.
 
 A mailbox has one sender, one reader, and room for one message. The sender writes the payload, then the number of the
 message; the reader copies the payload, then notes that number as taken. Each side waits for the other's number before

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Arrived:
-    """As ``core.protocols.Arrival``."""
+    """As ``runtime.protocols.Arrival``."""
 
     def __init__(self, message: MPI.Message, status: MPI.Status) -> None:
         self._message, self.source, self.tag = message, status.Get_source(), status.Get_tag()

@@ -1,5 +1,5 @@
-"""Counts of push messages at both ends, in memory that outlives a kill: pushes sent but never applied were lost in
-flight. In-place updates are not messages and cannot be lost.
+"""Counts push messages at both ends, in memory that outlives a kill: pushes sent but never applied were lost in flight.
+In-place updates are not messages and cannot be lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loop of a server: take the next message from anybody and answer it, until every client has said goodbye.
+"""The loop of a server: it answers the next message from anybody until every client has said goodbye.
 
 Servers never leave on their own, so a trainer that is late or has less data than the others cannot cause a hang.
 """

@@ -1,7 +1,7 @@
-"""Ends a job that does not start: before MPI has connected the ranks there are no messages, so a rank that is frozen
-then keeps the others in ``MPI_Init``. What can be known of it is in ``/proc``, on its own host.
+"""Ends a job that does not start. Before MPI has connected the ranks there are no messages, so a frozen rank keeps the
+others in ``MPI_Init``; only ``/proc`` on its own host tells.
 
-From then on ``comm.heartbeat`` finds a frozen rank, and ``Job`` one that does not get further.
+Later, ``heartbeat`` finds a frozen rank, and ``Job`` one that gets stuck.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 One conversation, one communicator: ``embedding`` (pull and push), ``center`` (rounds with the sync PSs), ``trainers``
 (what all of them agree on between parts), ``replicas`` (dense rounds), ``group`` (steps of the members of one replica),
-``control`` (row blocks, reports, stop). ``core.topology`` says who takes part in which. Threads use buffer calls only.
+``control`` (row blocks, reports, stop). ``runtime.topology`` says who takes part in which. Threads use buffer calls
+only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which data a model belongs to. It is saved with the model, so that a run folder can be moved and scored without its
+"""The data that a model belongs to, saved with the model: a run folder can then be moved and scored without its
 training data, and ids of another vocabulary are rejected.
 """
 

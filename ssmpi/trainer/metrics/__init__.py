@@ -1,1 +1,1 @@
-"""What the first trainer writes while a run lasts: metrics, results, its progress on a terminal."""
+"""What the first trainer writes during a run: metrics, results, progress on a terminal."""

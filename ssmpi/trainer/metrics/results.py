@@ -1,4 +1,4 @@
-"""What a run leaves behind: evaluations, last and best, and ``result.json``, the marker that says how the run ended."""
+"""The results of a run: evaluations, last and best, and ``result.json``, the marker of how the run ended."""
 
 from __future__ import annotations
 

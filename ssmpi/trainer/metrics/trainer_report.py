@@ -20,9 +20,9 @@ MEASURED_SECONDS = 60.0  # of training
 class TrainerReport(NamedTuple):
     """Counters of one trainer so far, and the quality of all that it has scored.
 
-    ``sums`` float64 (5,) and ``histogram`` int64 (2, BINS) are those of ``core.quality``, ``traffic`` float64
-    (COUNTED,) is that of ``core.traffic``. ``stop`` says whether it was asked to stop, ``finished`` whether its threads
-    have finished this part of a pass.
+    ``sums`` float64 (5,) and ``histogram`` int64 (2, BINS) are those of ``runtime.quality``, ``traffic`` float64
+    (COUNTED,) is that of ``runtime.traffic``. ``stop`` says whether it was asked to stop, ``finished`` whether its
+    threads have finished this part of a pass.
     """
 
     stop: float
