@@ -308,4 +308,4 @@ def test_it_is_said_that_the_vocabulary_is_of_all_rows(arguments, told, tmp_path
     raw = tmp_path / "train.txt"
     raw.write_text(f"{GOOD}\n" * 20)
     assert main(["criteo", str(raw), "-o", str(tmp_path / "out"), *arguments]) == 0
-    assert ("vocabulary: from all rows, those of validation and test too" in capsys.readouterr().out) == told
+    assert ("vocabulary: from all rows, validation and test included" in capsys.readouterr().out) == told

@@ -100,7 +100,7 @@ def test_each_piece_is_decoded_once_for_the_same_bytes(split, more, tmp_path, mo
 
     monkeypatch.setattr(passes, "scatter", spy)
     assert prepare(tmp_path, file, schema, *SMALL, *more) == 0
-    assert "the files are read once, and their rows kept" in capsys.readouterr().out
+    assert "the files are read once, and their rows are kept" in capsys.readouterr().out
     once = decoded.copy()
     assert len(set(once)) == len(once) == kept[0] > 1
     assert kept[1] == 0, "rows that are encoded take no room"
