@@ -129,7 +129,7 @@ def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
 
 
 EPILOG = (
-    "Killed and started again with the same arguments it resumes. Any number of ranks (mpirun -n 4 "
+    "If killed, start it again with the same arguments: it resumes. Any number of ranks (mpirun -n 4 "
     "ssmpi-prepare {} ...) gives the same bytes."
 )
 
@@ -144,8 +144,8 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
         "--fit-on",
         choices=("all", "train"),
         default="all",
-        help="rows the vocabulary is made from: all (default) are those of validation and test too, as "
-        "facebookresearch/dlrm has it; with train, tokens that only they have become id 1 (rare)",
+        help="rows to make the vocabulary from: all (default) includes validation and test, as in "
+        "facebookresearch/dlrm; with train, tokens seen only there get id 1 (rare)",
     )
     add(
         "--split",
@@ -166,21 +166,19 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="files of the table, in the order of their rows, folders of them, or patterns in quotes",
     )
-    add("--schema", type=Path, required=True, metavar="FILE", help="what the columns are (jobs/guide/data.md)")
-    add(
-        "--guess", action="store_true", help="write the schema, from the first rows of the first file, and nothing else"
-    )
+    add("--schema", type=Path, required=True, metavar="FILE", help="description of the columns (jobs/guide/data.md)")
+    add("--guess", action="store_true", help="only write the schema, guessed from the first rows of the first file")
     add(
         "--hash",
         action="store_true",
         help="64-bit keys of all categorical columns, for dynamic tables: no vocabulary is made (jobs/guide/data.md); "
-        "with --guess, write so in the schema",
+        "with --guess, the schema says so",
     )
     _add_common(parser, output=False)
     add(
         "--fit-on",
         choices=("all", "train"),
-        help="rows that vocabulary, means and deviations are made from: train (default), or all",
+        help="rows to compute vocabulary, means and deviations from: train (default) or all",
     )
     add(
         "--split",
@@ -203,12 +201,12 @@ def _add_common(parser: argparse.ArgumentParser, output: bool) -> None:
         "--extend-vocabulary",
         type=Path,
         metavar="FOLDER",
-        help="fit a vocabulary that begins with that of this prepared folder (or vocabulary.h5): ids stay, new tokens "
+        help="extend the vocabulary of this prepared folder (or vocabulary.h5): old tokens keep their ids, new ones "
         "follow",
     )
     add("--min-count", type=int, default=1, metavar="N", help="rarer tokens share id 1 (default 1)")
     add("--split-name", metavar="NAME", help="with --split none: train (default), validation or test (if unlabelled)")
-    add("--seed", type=int, default=0, metavar="N", help="of the shuffle of the training rows (default 0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed for shuffling the training rows (default 0)")
     add("--no-shuffle", action="store_true", help="keep the training rows in order")
     add("--shard-rows", type=int, default=1 << 20, metavar="N", help="rows per shard (default 1048576)")
     add(
@@ -219,7 +217,7 @@ def _add_common(parser: argparse.ArgumentParser, output: bool) -> None:
         type=gibibytes,
         default=2.0,
         metavar="GIB",
-        help="private memory per rank to count tokens in (default 2)",
+        help="private memory per rank for counting tokens (default 2)",
     )
     add("--piece-bytes", type=int, default=128 << 20, metavar="N", help="raw text per unit of work (default 134217728)")
 

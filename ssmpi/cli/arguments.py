@@ -41,12 +41,12 @@ def add_runs(among: Commands) -> None:
     add_run(sub)
     sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, set by 'ssmpi launch'")
     sub.add_argument("--supervised", help=argparse.SUPPRESS)  # as is this, see ``recovery.start.Supervised``
-    text = "start the ranks with mpirun, or as a site file says, with the right settings; Ctrl-C saves and stops"
+    text = "start the ranks with mpirun, or as a site file says, and restart them after a kill; Ctrl-C saves and stops"
     sub = add(among, "launch", commands.launch, text)
     add_run(sub)
     sub.add_argument("--site", type=Path, help="where ranks go and how they start (jobs/guide/cluster.md)")
     sub.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
-    text = "start ranks that need more memory than this host has, by the arithmetic of 'ssmpi plan'"
+    text = "start even if 'ssmpi plan' finds that this host has too little memory"
     sub.add_argument("--ignore-memory", action="store_true", help=text)
     sub = add(among, "submit", commands.submit, "make the run folder with a batch file in it, and submit the file")
     add_run_file(sub)
@@ -68,7 +68,7 @@ def add_run(sub: argparse.ArgumentParser) -> None:
 
 def add_parent(sub: argparse.ArgumentParser) -> None:
     """The run to continue."""
-    text = "begin with the model and optimizer state of this finished run: short for run.continue_from=RUN"
+    text = "start from the model and optimizer state of this finished run; short for run.continue_from=RUN"
     sub.add_argument("--continue-from", type=Path, metavar="RUN", help=text)
 
 
@@ -79,17 +79,17 @@ def add_plans(among: Commands) -> None:
     sub.add_argument("--site", type=Path, help="site file: print what each node needs, refuse a run that cannot fit")
     sub.add_argument("--tables", type=Path, help="text file with the rows of each table, before data is prepared")
     text = (
-        "add the speed that each part allows, and the slowest: time of a thread's step, as 'ssmpi bench throughput' has"
+        "time of a thread's step, from 'ssmpi bench throughput': with --link-mb, print the speed limits and the slowest"
     )
     sub.add_argument("--step-ms", type=float, metavar="MS", help=text)
-    text = "for the same: bandwidth of every rank's link, per direction, in MB/s"
+    text = "with --step-ms: bandwidth of every rank's link, per direction, in MB/s"
     sub.add_argument("--link-mb", type=float, metavar="MB", help=text)
-    text = "print what full and partial recovery of a lost embedding PS would cost, each figure with its formula"
+    text = "print the costs of full and partial recovery of a lost embedding PS, each figure with its formula"
     sub.add_argument("--recovery", action="store_true", help=text)
-    add_inputs(sub, "inputs of --recovery (defaults follow from table sizes, or are an example's)")
-    text = "print versions, MPI library, cores and over-subscription, and test them for a second"
+    add_inputs(sub, "inputs of --recovery (defaults follow from table sizes or come from an example)")
+    text = "print versions, MPI library, cores and over-subscription, and run a one-second test"
     sub = add(among, "doctor", commands.doctor, text, ranks=True)
-    text = "instead, remove what ranks have left in this memory file system (default: /dev/shm)"
+    text = "instead, remove memory that ranks left in this memory file system (default: /dev/shm)"
     sub.add_argument("--clean", type=Path, nargs="?", const=Path("/dev/shm"), metavar="FOLDER", help=text)
 
 
@@ -104,9 +104,12 @@ def add_inputs(sub: argparse.ArgumentParser, title: str) -> None:
 def add_settings(among: Commands) -> None:
     """``settings``."""
     sub = add(
-        among, "settings", commands.settings, "print what can be set in run files and site files: defaults, meanings"
+        among,
+        "settings",
+        commands.settings,
+        "print the settings of run files and site files with defaults and meanings",
     )
-    sub.add_argument("word", nargs="?", help="a section, or what a setting has in its name or meaning (default: all)")
+    sub.add_argument("word", nargs="?", help="a section, or a word in the name or meaning of settings (default: all)")
 
 
 def add_scores(among: Commands) -> None:
@@ -115,13 +118,11 @@ def add_scores(among: Commands) -> None:
     sub = add(among, "evaluate", commands.evaluate, text, ranks=True)
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--split", default="test", help="split to score (default: test)")
-    sub.add_argument("--data", type=Path, help="another prepared data folder than the run's, of the same vocabulary")
+    sub.add_argument("--data", type=Path, help="prepared data folder with the same vocabulary (default: the run's)")
     sub = add(among, "predict", commands.predict, "write the scores of a raw file or a prepared split")
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("input", type=Path, help="raw file (labelled or not) or prepared data folder")
-    text = (
-        "what the columns of a raw table are: the schema that the training data was prepared with (default: Criteo's)"
-    )
+    text = "schema of a raw table, the one that the training data was prepared with (default: Criteo's)"
     sub.add_argument("--schema", type=Path, help=text)
     sub.add_argument("--split", default="test", help="split of a prepared folder (default: test)")
     sub.add_argument("--vocabulary", type=Path, help="vocabulary for a raw file (default: the training data's)")
@@ -138,30 +139,32 @@ def add_records(among: Commands) -> None:
     )
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--no-checksums", action="store_true", help="do not read the files")
-    text = "write a run's model for other programs: tensors, a DLRM's as facebookresearch/dlrm has them, or ONNX"
+    text = (
+        "write a run's model for other programs: as tensors, for a DLRM named as in facebookresearch/dlrm, or as ONNX"
+    )
     sub = add(among, "export", commands.export, text)
     sub.add_argument("run", type=Path, help="run folder")
     text = "torch (default), a state_dict; safetensors; onnx: the network, with the tables as safetensors beside it"
     sub.add_argument("--format", choices=tuple(EXPORTS), help=text)
-    text = "write only what has changed since this checkpoint, model or run, as safetensors; see 'ssmpi apply'"
+    text = "write only the changes since this checkpoint, model or run, as safetensors; see 'ssmpi apply'"
     sub.add_argument("--since", metavar="CHECKPOINT", help=text)
     text = f"file to write (default: {', '.join(EXPORTS.values())}, {DELTA} in the run folder)"
     sub.add_argument("--output", type=Path, help=text)
-    text = "put what 'ssmpi export --since' wrote into the export that it was made since"
+    text = "apply deltas from 'ssmpi export --since' to the export of the earlier model"
     sub = add(among, "apply", commands.apply, text)
     sub.add_argument("base", type=Path, help="safetensors of a whole model")
-    sub.add_argument("deltas", type=Path, nargs="+", metavar="DELTA", help="in the order in which they were made")
-    sub.add_argument("--output", type=Path, required=True, help="file to write: the whole model after the last one")
+    sub.add_argument(
+        "deltas", type=Path, nargs="+", metavar="DELTA", help="files from 'ssmpi export --since', oldest first"
+    )
+    sub.add_argument("--output", type=Path, required=True, help="file to write: the whole model after the last delta")
     text = "print a run's result table, beside reference points if there are any"
     sub = add(among, "summary", commands.summary, text)
     sub.add_argument("run", type=Path, help="run folder")
-    sub.add_argument("--baseline", type=Path, help="JSON that 'ssmpi-prepare baseline' wrote")
-    sub.add_argument("--teacher", type=Path, help="teacher.json that 'ssmpi-prepare synthesize' wrote")
+    sub.add_argument("--baseline", type=Path, help="JSON file from 'ssmpi-prepare baseline'")
+    sub.add_argument("--teacher", type=Path, help="teacher.json from 'ssmpi-prepare synthesize'")
     text = "write an HTML page that compares runs: settings, curves, speed, time, final table"
     sub = add(among, "report", commands.report, text)
-    sub.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="run folder; the others are compared with the first"
-    )
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders; the first is the reference")
     sub.add_argument("--output", "--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")
 
 
@@ -173,11 +176,11 @@ def add_benchmarks(among: Commands) -> None:
     sub = add(kinds, "throughput", commands.bench_throughput, text)
     add_overrides(sub, "data and model (default: synthetic Criteo, Kaggle DLRM)", run_file=True)
     add_options(sub, options.ThroughputOptions)
-    text = "what codecs cost and save: nanoseconds and bytes per entry"
+    text = "cost and size of codecs: nanoseconds and bytes per entry"
     add_options(add(kinds, "compression", commands.bench_compression, text), options.CompressionOptions)
     text = "rows per core-second of ssmpi-prepare: criteo, table with CSV and Parquet"
     add_options(add(kinds, "prepare", commands.bench_prepare, text), options.PrepareOptions)
-    text = "what dynamic tables cost beside static ones of the same rows: nanoseconds an id of pulls and pushes"
+    text = "dynamic tables beside static ones of the same rows: nanoseconds per id of pulls and pushes"
     add_options(add(kinds, "tables", commands.bench_tables, text), options.TablesOptions)
 
 
@@ -192,7 +195,7 @@ def add(
 
 def add_run_file(sub: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """A run file and overrides."""
-    text = "TOML file of what differs from the defaults"
+    text = "TOML file with settings that differ from the defaults"
     sub.add_argument("run_file", type=Path, nargs="?" if optional else None, help=text)
     add_overrides(sub, "settings that override the file")
 
