@@ -41,9 +41,9 @@ def describe(config: Config, options: Mapping[str, float], placement: Placement)
     lines = [
         "recovery, if the memory of an embedding PS is lost (first order: no loss while another is repaired):",
         *stated(inputs),
-        f"  costs without an option are estimates: the largest embedding PS has {size}, written beside training at"
+        f"  costs without an option are estimates: the largest embedding PS has {size}, written during training at"
         f" {SAVE_RATE / 1e6:g} MB/s, else at {DISK_RATE / 1e6:g} MB/s;",
-        "  T_total, T_fail and O_res are an example's where neither an option nor the run file gives them",
+        "  T_total, T_fail and O_res come from an example unless an option or the run file sets them",
         *explain(comparison),
     ]
     if config.checkpoint.every_minutes:
@@ -69,7 +69,7 @@ def explain(comparison: Comparison) -> list[str]:
         "  full recovery: every rank returns to the last checkpoint, and all samples since then are trained again",
         f"    T_save = T_full = sqrt(2 O_save T_fail) = {duration(full.wanted)}{limit(comparison, full)}",
         full_overhead(full),
-        "  partial recovery at T_save = T_full (naive): the lost rows alone return to the last checkpoint",
+        "  partial recovery at T_save = T_full (naive): only the lost rows return to the last checkpoint",
         *partial_overhead(comparison.naive, "O_save"),
         "  partial recovery at the T_save that the target PLS allows",
         f"    T_save = 2 PLS N T_fail = {duration(partial.wanted)}{limit(comparison, partial)}",
@@ -127,11 +127,11 @@ def conclusion(comparison: Comparison) -> list[str]:
 def at_checkpoints(inputs: RecoveryInputs, interval: float) -> list[str]:
     """What follows at the run's own ``interval`` of checkpoints in seconds."""
     saving = between_checkpoints(inputs, interval)
-    does = "saves rows beside checkpoints" if saving.pays else "saves rows in checkpoints alone"
+    does = "saves rows between checkpoints" if saving.pays else "saves rows only in checkpoints"
     return [
         f"  this run's checkpoint.every_minutes = {interval / 60:g}, with full recovery:",
         full_overhead(full_at(inputs, interval)),
-        f"    rows beside them every T_save = PLS N min(2 T_fail, T_total) = {duration(saving.interval)}:"
+        f"    row saves in between, every T_save = PLS N min(2 T_fail, T_total) = {duration(saving.interval)}:"
         f" O_rows / T_save = {percent(saving.saving)}, instead of T_ckpt / (2 T_fail) = {percent(saving.again)}",
         f"    recovery.mode = 'auto' {does}, and goes back to a checkpoint if a loss would bring the PLS above"
         f" {inputs.target_pls:g}",
@@ -145,8 +145,8 @@ def mode(config: Config, decided: str) -> list[str]:
         return [f"  but this run always recovers in full: {why}"]
     if asked in ("auto", decided):
         return []
-    does = "the job ends when ranks are killed" if asked == "off" else f"{asked} recovery all the same"
-    return [f"  this run's recovery.mode = '{asked}': {does}"]
+    does = "the job ends when ranks are killed" if asked == "off" else f"{asked} recovery"
+    return [f"  but this run's recovery.mode = '{asked}': {does}"]
 
 
 def parts(strategy: Strategy) -> str:

@@ -71,16 +71,16 @@ def test_plan_states_its_inputs_and_decides(planned):
     assert re.search(r"O_save +5.4 min .*\(--save-seconds\)", text)
     assert re.search(r"O_rows +5.4 min .*\(--row-save-seconds\)", text)
     assert re.search(r"PLS +0.02 .*\(--target-pls\)", text)
-    assert "T_total, T_fail and O_res are an example's where neither an option nor the run file gives them" in text
+    assert "T_total, T_fail and O_res come from an example unless an option or the run file sets them" in text
     assert "4.01 % + 4.33 % = 8.34 %" in text
     assert "decision: partial recovery, a save every 20.2 h" in text
     assert "it costs 0.768 % of the job" in text
     assert re.search(r"every_minutes = 30, with full recovery:\n.* = 18 % \+ 1.21 % = 19.2 %", text)
     assert "= 20.2 h: O_rows / T_save = 0.446 %, instead of T_ckpt / (2 T_fail) = 0.893 %" in text
-    assert "'auto' saves rows beside checkpoints, and goes back to a checkpoint if a loss would bring the PLS" in text
+    assert "'auto' saves rows between checkpoints, and goes back to a checkpoint if a loss would bring the PLS" in text
     _, text, _ = planned("--recovery", "topology.embedding_ps=18", "--target-pls", "0.0001", "--row-save-seconds", "4")
     assert "= 6.05 min: O_rows / T_save = 1.1 %" in text
-    assert "'auto' saves rows in checkpoints alone, " in text
+    assert "'auto' saves rows only in checkpoints, " in text
 
 
 def test_unknown_costs_follow_from_the_largest_embedding_ps(planned, tmp_path):
@@ -88,7 +88,7 @@ def test_unknown_costs_follow_from_the_largest_embedding_ps(planned, tmp_path):
     (tmp_path / "tables").write_text("10_000_000 ".replace("_", "") + "1 " * 25)
     code, text, _ = planned("--recovery", "topology.embedding_ps=2")
     assert code == 0
-    assert "the largest embedding PS has 340 MB, written beside training at 500 MB/s, else at 200 MB/s" in text
+    assert "the largest embedding PS has 340 MB, written during training at 500 MB/s, else at 200 MB/s" in text
     assert re.search(r"O_save +680 ms .*\(--save-seconds\)", text)
     assert re.search(r"O_rows +680 ms .*\(--row-save-seconds\)", text)
     assert re.search(r"O_load +1.7 s .*\(--load-seconds\)", text)
@@ -104,7 +104,7 @@ def test_the_run_file_gives_inputs_and_options_override_them(planned):
     assert re.search(r"T_fail +14 h ", text)
     assert re.search(r"PLS +0.02 ", text)
     assert "2 PLS N T_fail = 10.1 h" in text
-    assert "this run's recovery.mode = 'full': full recovery all the same" in text
+    assert "but this run's recovery.mode = 'full': full recovery" in text
     _, text, _ = planned("--recovery", *settings[:-1], "--mtbf-hours", "28", "--target-pls", "0.05")
     assert re.search(r"T_fail +28 h ", text)
     assert "2 PLS N T_fail = 50.4 h" in text
