@@ -19,8 +19,8 @@ from ssmpi.config import Config
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.model import reference
 from ssmpi.model.network import Network
@@ -53,8 +53,8 @@ class BatchSource:
     def with_rows(self, thread: int) -> list[tuple[Batch, np.ndarray]]:
         """Batches with their embedding rows, float32 (batch, features, dim), as they are before training."""
         placement = place(self.cardinalities, 1)
-        tables = LocalTables(Arena(self._config.rows, placement, 0, self._config.run.seed))
-        lookups = Lookups(tables, placement, self._config.rows, thread)
+        tables = local_tables(Arena(self._config.rows, placement, 0, self._config.run.seed))
+        lookups = Lookups(tables, thread)
         return [(batch, lookups.pull(batch.ids).values.copy()) for batch in self.batches(thread)]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -26,13 +26,9 @@ from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.kernels import mix
 from ssmpi.embedding.key_kernels import RESERVED
-from ssmpi.embedding.key_lookup import KeyLookup
-from ssmpi.embedding.local_servers import LocalServers
-from ssmpi.embedding.local_tables import LocalTables
-from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import Placement, place
+from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowOptions
-from ssmpi.embedding.transport import RemoteTables
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.row_layout import RowLayout
@@ -62,18 +58,9 @@ class Contender:
     """One kind of tables, in this process or ``sent`` by messages, with a thread's lookups."""
 
     def __init__(self, options: RowOptions, placement: Placement, *, sent: bool = False) -> None:
-        self.tables: LocalTables | RemoteTables
-        self._drain: Callable[[], None] = lambda: None
-        if sent:
-            servers = LocalServers(options, placement, seed=1)
-            self.tables, (self.arena,), self._drain = servers.tables, servers.arenas, servers.tables.drain
-        else:
-            self.arena = Arena(options, placement, 0, seed=1)
-            self.tables = LocalTables(self.arena)
-        keys, keyed = None, placement.keyed
-        if keyed:
-            keys = KeyLookup(self.tables, len(placement.cardinalities), keyed, 0, counts=True)
-        self._lookups = Lookups(self.tables, placement, options, 0, PrefetchedRows(lambda: False), keys)
+        self.arena = Arena(options, placement, 0, seed=1)
+        tables = local_tables(self.arena, mapped=not sent)
+        self._lookups = Lookups(tables, 0, PrefetchedRows(lambda: False))
 
     def turn(self, batches: Sequence[Batch], gradients: np.ndarray) -> tuple[float, float]:
         """CPU seconds of the pulls and of the pushes of ``batches``."""
@@ -82,12 +69,8 @@ class Contender:
         for _ in batches:
             seconds, (_, lookup) = timed(partial(next, arriving))
             pulling += seconds
-            pushing += timed(partial(self._push, lookup, gradients))[0]
+            pushing += timed(partial(self._lookups.push, lookup, gradients))[0]
         return pulling, pushing
-
-    def _push(self, lookup: Lookup, gradients: np.ndarray) -> None:
-        self._lookups.push(lookup, gradients)
-        self._drain()
 
     def values(self, batch: Batch) -> np.ndarray:
         """The rows of a batch, float32 (batch, features, width)."""

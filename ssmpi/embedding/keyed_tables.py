@@ -13,7 +13,7 @@ from ssmpi.embedding.placement import Placement
 
 class KeyedTables(dict[int, KeyedTable]):
     """The ``tables`` by number, in their order, of a ``server``. What is ``asked`` of them is int64 (n, 3), as
-    ``KeyTables.find`` has it; DataError if a feature is not keyed, or they are not in the order of features.
+    ``Tables.find`` has it; DataError if a feature is not keyed, or they are not in the order of features.
     """
 
     def __init__(self, tables: Mapping[int, KeyedTable], placement: Placement, server: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ssmpi.embedding import kernels, lookup_kernels, wire
-from ssmpi.embedding.key_lookup import NOTHING_AWAITED, DistinctIds
+from ssmpi.embedding.distinct_ids import NOTHING_AWAITED, DistinctIds
 from ssmpi.embedding.key_lookup_kernels import spare_rows
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooling_plan import PoolingPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,7 +14,17 @@ from ssmpi.embedding.key_lookup_kernels import spare_rows
 from ssmpi.embedding.table import Arena, Saver
 from ssmpi.runtime.files.run_files import checkpoint_number
 from ssmpi.runtime.mpi.push_counts import COUNT, AppliedPushes
-from ssmpi.runtime.mpi.service import THREADS, Service
+from ssmpi.runtime.mpi.service import THREADS
+
+
+class Replies(Protocol):
+    """The part of a ``Service`` that answers need."""
+
+    def buffer(self, size: int) -> np.ndarray:
+        """uint8 (size,), to fill and hand to ``reply``."""
+
+    def reply(self, dest: int, tag: int, buffer: np.ndarray) -> None:
+        """Send it."""
 
 
 class EmbeddingServer:
@@ -27,7 +37,7 @@ class EmbeddingServer:
     """
 
     def __init__(
-        self, arena: Arena, service: Service, saver: Saver | None = None, address: bytes = b"",
+        self, arena: Arena, service: Replies, saver: Saver | None = None, address: bytes = b"",
         counts: bytes | None = None, applied: AppliedPushes | None = None,
     ) -> None:  # fmt: skip
         self.arena, self._service, self._saver, self._address = arena, service, saver, address

@@ -51,8 +51,8 @@ def read_text(reply: np.ndarray) -> str:
 
 
 class PulledBags(NamedTuple):
-    """``rows`` int32 (ids,) of the ids of all bags; ``ends`` int32 (bags,) of each bag among them, when read
-    (bags + 1,) from 0 on; ``weights`` float32 (ids,), or none if all are 1.
+    """``rows`` int32 (ids,) of the ids of all bags; ``ends`` int32 (bags,) of each bag among them, when read (bags +
+    1,) from 0 on; ``weights`` float32 (ids,), or none if all are 1.
     """
 
     rows: np.ndarray

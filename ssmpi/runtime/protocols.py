@@ -4,8 +4,8 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -66,17 +66,11 @@ class RowSet(Protocol):
 
 
 class RowLookup(RowSet, Protocol):
-    """The rows of one batch, requested or received."""
-
-    requests: list[MPIRequest]  # while it is under way
+    """The rows of one batch."""
 
     @property
     def starts(self) -> np.ndarray:
         """int64 (servers + 1,): where each server's rows begin."""
-
-    @property
-    def unique(self) -> np.ndarray:
-        """float32 (unique rows or more, width): the values of ``rows``."""
 
     @property
     def values(self) -> np.ndarray:
@@ -88,45 +82,21 @@ class RowLookup(RowSet, Protocol):
 
     @property
     def all_mapped(self) -> bool:
-        """Whether this process can access all of them: then they have arrived, and need not be requested."""
-
-    def push(self, gradients: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
-        """Update the mapped rows by gradients of ``values`` and an optimizer's numbers."""
+        """Whether this process can access all of them."""
 
     def summed(self, gradients: np.ndarray) -> np.ndarray:
         """Gradients of ``values`` summed by row, float32 (unique rows, width)."""
 
-    def request(self, server: int) -> tuple[np.ndarray, np.ndarray]:
-        """What to ask a server for whose rows are not mapped, and the array that its reply goes to."""
 
-    def pushed_bags(self, gradients: np.ndarray) -> Mapping[int, tuple[np.ndarray, Any]]:
-        """What goes to each server that pools in place of gradients by row."""
+# How gradients of a lookup's ``values`` are applied, at a factor times the learning rate, by a worker thread
+PushRows = Callable[[RowLookup, np.ndarray, float, int], None]
 
 
-class RowTransport(Protocol):
-    """How a worker thread reaches embedding rows. ``thread`` tags its messages."""
-
-    @property
-    def mapped(self) -> Sequence[np.ndarray]:
-        """Weights and optimizer state of each server's rows in turn, empty where they are not mapped: a lookup
-        fetches and updates the others where they lie.
-        """
-
-    def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Start fetching those of ``lookup.unique`` that are not mapped, for ``lookup.rows``."""
-
-    def collect(self, lookup: RowLookup) -> None:
-        """Wait until ``lookup.unique`` has arrived."""
-
-    def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """Apply gradients of ``lookup.values`` at ``factor`` times the learning rate; it may return before then."""
-
-
-class RowTables(RowTransport, Protocol):
-    """A trainer's own transport."""
+class RowTables(Protocol):
+    """A trainer's tables, as far as updates are concerned."""
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """As ``push``, of any set of rows, by gradients float32 (unique rows, width)."""
+        """Apply gradients float32 (unique rows, width) at ``factor`` times the learning rate; it may return before."""
 
     def drain(self) -> None:
         """Wait until every update of this trainer has been applied. Call while its worker threads are paused."""

@@ -17,7 +17,7 @@ import numpy as np
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.mpi.shared_memory import placed
-from ssmpi.runtime.protocols import DenseStep, RowTransport
+from ssmpi.runtime.protocols import DenseStep, PushRows
 from ssmpi.runtime.topology import Role
 from ssmpi.runtime.traffic import Link
 from ssmpi.sync.options import RoundOptions
@@ -229,7 +229,7 @@ class Synchronizer(ABC):
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
         self.options, self.exchange, self.context = options, exchange, exchange.context
         self.weights = exchange.weights
-        self.rows: RowTransport | None = self.context.local.rows.transport  # of worker threads
+        self.push_rows: PushRows | None = None  # of worker threads, in place of that of the tables
         self.idle = False  # rounds would change nothing, so that none need to run
 
     @classmethod

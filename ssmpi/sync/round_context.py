@@ -37,7 +37,7 @@ class NoDenseModel:
 class RowAccess:
     """How this trainer reaches embedding rows of ``width`` floats on ``servers`` servers."""
 
-    transport: RowTables | None = None
+    tables: RowTables | None = None
     servers: int = 1
     width: int = 1
 

@@ -53,7 +53,7 @@ class Synchronous(NoSync):
         self._step = CommonStep(context, exchange, self.weights.size)
         self._rows = SynchronousRows(self._step, context)
         if not self.idle:
-            self.rows = self._rows
+            self.push_rows = self._rows.push
 
     @classmethod
     def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:

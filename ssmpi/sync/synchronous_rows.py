@@ -5,7 +5,6 @@ one update, whatever its optimizer, and the result does not depend on the order 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -46,28 +45,12 @@ class SummedRows:
 
 
 class SynchronousRows:
-    """A ``RowTransport`` for the only worker thread of a trainer."""
+    """Updates rows for the only worker thread of a trainer, in place of its tables."""
 
     def __init__(self, agreement: StepAgreement, context: RoundContext) -> None:
         rows = context.local.rows
-        self._agreement, self._context, self._tables = agreement, context, rows.transport
+        self._agreement, self._context, self._tables = agreement, context, rows.tables
         self._servers, self._width = rows.servers, rows.width
-
-    @property
-    def mapped(self) -> Sequence[np.ndarray]:
-        """Those of the plain way."""
-        assert self._tables
-        return self._tables.mapped
-
-    def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Start fetching rows."""
-        assert self._tables
-        self._tables.ask(lookup, thread)
-
-    def collect(self, lookup: RowLookup) -> None:
-        """Wait for them."""
-        assert self._tables
-        self._tables.collect(lookup)
 
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Update all trainers' rows of this step; returns once this trainer's share has been applied. The all-reduce of

@@ -10,6 +10,7 @@ from ssmpi.data.feed import Feed, FeedOptions
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import Deal
+from ssmpi.embedding.shards import Tables
 from ssmpi.model import custom_network, processor
 from ssmpi.model.optimizers import optimizer_of
 from ssmpi.model.replica import Replica, dense_optimizer
@@ -27,7 +28,7 @@ from ssmpi.state.recovery.warm_state import Saved, WarmState
 from ssmpi.trainer.lanes import Lanes, make_lanes
 from ssmpi.trainer.precompile import compile_kernels
 from ssmpi.trainer.progress import Progress
-from ssmpi.trainer.tables import Tables, placing
+from ssmpi.trainer.tables import open_tables, placing
 
 if TYPE_CHECKING:
     from ssmpi.config import Config, HasTables
@@ -63,7 +64,7 @@ def warn(config: Config, world: World, start: Start) -> None:
 def tables(config: Config, world: World, data: HasTables, start: Start) -> Tables:
     """The embedding tables: new, from surviving memory, or with the rows of a saved model."""
     with during(placing(data.cardinalities, config.topology.embedding_ps, start)):
-        return Tables(config, world, data, start)
+        return open_tables(config, world, data, start)
 
 
 def fresh_replica(

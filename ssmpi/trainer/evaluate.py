@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from threading import Thread
@@ -28,7 +29,7 @@ from ssmpi.state.recovery.start import Start
 from ssmpi.trainer.control import check, share
 from ssmpi.trainer.group_scores import WHOM, GroupScores, gauc
 from ssmpi.trainer.metrics.results import RunResults, Scored
-from ssmpi.trainer.tables import Tables
+from ssmpi.trainer.tables import open_tables
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -217,15 +218,16 @@ class Scorer:
     def __init__(self, config: Config, world: World, model: Path) -> None:
         self._config, self._world = config, world
         world.start_heartbeat(config.waiting)
-        self._tables = Tables(config, world, DataOrigin.of_model(model, config.data.folder), Start(model))
+        self._tables = open_tables(config, world, DataOrigin.of_model(model, config.data.folder), Start(model))
         self._replica = Replica.saved(config.network, config.model.precision, model / "dense.h5")
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Metrics on one split of the data folder; every trainer takes part and gets the same."""
         folder = Path(self._config.data.folder)
         evaluator = Evaluator(
-            self._config.evaluate, folder, self._world, self._tables.lookups, self._replica.scoring_model, Stop()
-        )
+            self._config.evaluate, folder, self._world, partial(Lookups, self._tables), self._replica.scoring_model,
+            Stop(),
+        )  # fmt: skip
         metrics = evaluator.run(split, self._replica.vector, self._config.waiting)
         assert metrics is not None
         return metrics
@@ -233,9 +235,9 @@ class Scorer:
     def scores(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
         """Each batch with its logits float32 (batch,), in order, on this thread."""
         model = self._replica.scoring_model()
-        for batch, rows in self._tables.lookups(0).prefetched(batches):
+        for batch, rows in Lookups(self._tables, 0).prefetched(batches):
             yield batch, model.score(batch.dense, rows.values)
 
     def goodbye(self) -> None:
         """Tell the embedding PSs that no more requests follow."""
-        self._tables.transport.goodbye()
+        self._tables.goodbye()

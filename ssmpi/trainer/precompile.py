@@ -6,21 +6,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from ssmpi.data.batch import Batch
-from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
-from ssmpi.embedding.key_lookup import KeyLookup
-from ssmpi.embedding.local_servers import LocalServers
-from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import Placement, place
+from ssmpi.embedding.shards import Tables, local_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import scope_of
-from ssmpi.embedding.transport import RemoteTables
 from ssmpi.model.lane import HelperModel, HomeModel, MemberModel
 from ssmpi.model.member_program import MemberProgram, transform
 from ssmpi.model.messages import Channel
@@ -46,8 +42,7 @@ def compile_kernels(config: Config, replica: Replica, batch: Batch) -> None:
     batch.like(rows).take(np.arange(rows), 0, batch)
     model = replica.thread_model(np.zeros(replica.network.parameters, np.float32))
     for transport in _transports(config, placement):
-        keys = KeyLookup(transport, tables, placement.keyed, 0, counts=True) if keyed else None
-        lookups = Lookups(transport, placement, config.rows, 0, None, keys)
+        lookups = Lookups(transport, 0, PrefetchedRows(lambda: False))
         ((_, lookup),) = lookups.prefetched([batch])
         logits, by_rows = model.forward_backward(batch.dense, lookup.values, batch.labels)
         lookups.push(lookup, by_rows)
@@ -63,15 +58,14 @@ def compile_kernels(config: Config, replica: Replica, batch: Batch) -> None:
     replica.measured.values[:] = measured  # dummy rows are no batch
 
 
-def _transports(config: Config, placement: Placement) -> Iterator[LocalTables | RemoteTables]:
+def _transports(config: Config, placement: Placement) -> Iterator[Tables]:
     """Tables in this process; and where PSs may be on other hosts the same by messages, for kernels of both ends."""
     arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
     if config.tracking.counts:
         arena.set_observer(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
-    yield LocalTables(arena)
+    yield local_tables(arena, tracking=config.tracking)
     if config.topology.embedding_ps:
-        options = replace(config.rows, settings=replace(config.embedding, shared_memory=False))
-        yield LocalServers(options, placement, 0, config.tracking).tables
+        yield local_tables(arena, mapped=False, tracking=config.tracking)
 
 
 def _compile_lanes(config: Config, replica: Replica, batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> ThreadModel:

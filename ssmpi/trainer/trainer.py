@@ -86,9 +86,11 @@ class Trainer:
         )  # fmt: skip
         logbook = self._results.logbook if self._results else None
         timer = CheckpointTimer(config.checkpoint, self.progress.examples_of_all, memory)
-        self._checkpoints = CheckpointManager(config, world, self.tables.transport, self._stop, timer, logbook)
+        self._checkpoints = CheckpointManager(config, world, self.tables, self._stop, timer, logbook)
         scoring = self.replica.scoring_model
-        evaluator = Evaluator(config.evaluate, self._reader.folder, world, self.tables.lookups, scoring, self._stop)
+        evaluator = Evaluator(
+            config.evaluate, self._reader.folder, world, partial(Lookups, self.tables), scoring, self._stop
+        )
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results, self._model, self._quiesce)
         selected = saved.state.get(SELECTION) if saved else None
         self._selection = ModelSelection(
@@ -102,7 +104,7 @@ class Trainer:
         config, world = self.config, self.world
         return sync.LocalTrainer(
             self._feed.trained.batches, self.progress.rate_factor, self.optimizer, self.replica.thread_model,
-            sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
+            sync.RowAccess(self.tables, self.tables.placement.servers, config.rows.layout.width),
             sync.ReplicaMemory(world.host, self.replica.memory, self.replica.owned.borders), memory,
             helped=np.zeros(config.topology.helpers(world.index), np.int64),
         )  # fmt: skip
@@ -151,7 +153,7 @@ class Trainer:
 
     def lookups(self, thread: int, kind: MakeLookups = Lookups) -> Lookups:
         """A worker thread's pull and push of embedding rows; a benchmark may give another ``kind``."""
-        return self.tables.lookups(thread, self._prefetched[thread], self.synchronizers[0].rows, kind)
+        return kind(self.tables, thread, self._prefetched[thread], self.synchronizers[0].push_rows)
 
     def optimizer_of(self, thread: int) -> DenseStep:
         """The optimizer of a worker thread: the trainer's dense optimizer, unless the synchronizer provides its own."""
@@ -278,12 +280,12 @@ class Trainer:
             self._results.finish(stopped=self.stopped, ended_by=self._selection.ended_by, kept=self._selection.model)
             if not self.stopped:
                 self._selection.close()
-        self.tables.transport.goodbye()
+        self.tables.goodbye()
         self.synchronizers[0].exchange.goodbye()
 
     def _quiesce(self) -> None:
         """Wait until every push of every trainer has been applied."""
-        self.tables.transport.drain()
+        self.tables.drain()
         wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to finish their pushes)")
 
     def _sweep(self) -> None:
@@ -300,7 +302,7 @@ class Trainer:
         """Take a trainer's report, on the first one; with its own it also exchanges status with the embedding PSs."""
         assert self._results
         if trainer == self.world.index:
-            self._results.rows_saved(self.tables.transport.exchange_status(self.progress.examples_of_all))
+            self._results.rows_saved(self.tables.exchange_status(self.progress.examples_of_all))
         self._results.logbook.gathered(trainer, report)
         self._notes.write_if_due()
 

@@ -6,11 +6,10 @@ import numpy as np
 from rows import row_options
 
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.shards import local_tables, remote_tables
 from ssmpi.embedding.table import Arena
-from ssmpi.embedding.transport import RemoteTables
 from ssmpi.runtime.mpi import failure
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.mpi.service import Service
@@ -53,10 +52,12 @@ def on_trainers(world, options, work):
     if world.role is not Role.TRAINER:
         return None
     if world.topology.embedding_ps:
-        transport = RemoteTables(world.embedding, placement, options, WAITING)
-        assert transport.shared == [options.settings.shared_memory and IN_REACH] * world.topology.embedding_ps
+        transport = remote_tables(world.embedding, placement, options, WAITING)
+        assert [bool(shard.rows) for shard in transport.shards] == [
+            options.settings.shared_memory and IN_REACH
+        ] * world.topology.embedding_ps
     else:
-        transport = LocalTables(Arena(options, placement, 0, SEED))
+        transport = local_tables(Arena(options, placement, 0, SEED))
     result = work(transport, placement)
     transport.goodbye()
     return result
@@ -78,7 +79,7 @@ def in_turn(world, work):
 
 def train_in_turn(world, options):
     def work(transport, placement):
-        pulled, lookups = [], Lookups(transport, placement, options, thread=0)
+        pulled, lookups = [], Lookups(transport, thread=0)
 
         def steps():
             for step in range(STEPS):
@@ -89,7 +90,7 @@ def train_in_turn(world, options):
             transport.drain()
 
         in_turn(world, steps)
-        everything = Lookups(transport, placement, options, thread=1)
+        everything = Lookups(transport, thread=1)
         ids = np.arange(max(CARDINALITIES))[:, None] % CARDINALITIES
         return pulled, everything.pull(ids.astype(np.int32)).values.copy()
 
@@ -109,7 +110,7 @@ def train_in_step(world, options):
     """All threads of all trainers push once in a step, at once, and none begins the next one before all are done."""
 
     def work(transport, placement):
-        lookups = [Lookups(transport, placement, options, k) for k in range(world.topology.threads)]
+        lookups = [Lookups(transport, k) for k in range(world.topology.threads)]
 
         def push(thread, step):
             ids, gradients = whole_rows(world.rank, thread, step)
@@ -121,7 +122,7 @@ def train_in_step(world, options):
                 thread.join()
             rest(world, transport)
         ids = np.arange(max(CARDINALITIES))[:, None] % CARDINALITIES
-        return Lookups(transport, placement, options, thread=0).pull(ids.astype(np.int32)).values.copy()
+        return Lookups(transport, thread=0).pull(ids.astype(np.int32)).values.copy()
 
     return on_trainers(world, options, work)
 
@@ -129,7 +130,7 @@ def train_in_step(world, options):
 def train_at_once(world, options):
     def work(transport, placement):
         def steps(thread):
-            lookups = Lookups(transport, placement, options, thread)
+            lookups = Lookups(transport, thread)
             for step in range(AT_ONCE):
                 ids, gradients = batch_of(world.rank, thread, step)
                 for batch, lookup in lookups.prefetched([Ids(ids), Ids(ids[:5])]):
@@ -140,7 +141,7 @@ def train_at_once(world, options):
             thread.join()
         rest(world, transport)
         ids = np.arange(max(CARDINALITIES))[:, None] % CARDINALITIES
-        return Lookups(transport, placement, options, thread=0).pull(ids.astype(np.int32)).values.copy()
+        return Lookups(transport, thread=0).pull(ids.astype(np.int32)).values.copy()
 
     return on_trainers(world, options, work)
 
@@ -156,6 +157,6 @@ def pull_bad_id(world, options):
     def work(transport, placement):
         ids = batch_of(0)[0]
         ids[3, 2] = 40
-        Lookups(transport, placement, options, thread=0).pull(ids)
+        Lookups(transport, thread=0).pull(ids)
 
     return on_trainers(world, options, work)

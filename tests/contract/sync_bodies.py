@@ -162,12 +162,12 @@ def with_pace(world, options, synchronizers, gradients, steps, examples=1):
         return failure.start(world, name, body, *arguments)
 
     def work(thread):
-        own, transport = synchronizers[thread % len(synchronizers)], synchronizers[0].rows
+        own, push_rows = synchronizers[thread % len(synchronizers)], synchronizers[0].push_rows
         optimizer = own.optimizer(thread)
         for _ in range(steps[thread]):
             model, factor = ThreadModel(own.weights, gradients(thread), examples), own.context.local.factor()
-            if transport:
-                transport.push(model, np.empty((0, 1), np.float32), factor, thread)
+            if push_rows:
+                push_rows(model, np.empty((0, 1), np.float32), factor, thread)
             optimizer.step(model, factor)
             own.context.local.iterations[thread] += 1
             pace.after_step(thread)

@@ -13,8 +13,8 @@ from test_embedding import check_sum_of_all
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.shards import Tables
 from ssmpi.embedding.table import Arena
-from ssmpi.embedding.transport import RemoteTables
 from ssmpi.runtime.mpi.service import THREADS, request_tag
 
 
@@ -51,7 +51,7 @@ def test_a_drain_that_overtakes_pushes_waits_for_them(server):
 
 def test_who_comes_to_rest_waits_for_pushes_that_come_after_the_drain(monkeypatch):
     """Here every push does: messages of worker threads, and the drain is the main thread's."""
-    handle, drain, held, missed = EmbeddingServer.handle, RemoteTables.drain, [], []
+    handle, drain, held, missed = EmbeddingServer.handle, Tables.drain, [], []
 
     def late(server, source, tag, payload):
         kind = tag // THREADS
@@ -67,9 +67,9 @@ def test_who_comes_to_rest_waits_for_pushes_that_come_after_the_drain(monkeypatc
 
     def drained(tables):
         drain(tables)
-        missed.extend(message for message in held if message[1] == tables._conversation.rank)
+        missed.extend(message for message in held if message[1] == tables.shards[0]._conversation.rank)
 
     monkeypatch.setattr(EmbeddingServer, "handle", late)
-    monkeypatch.setattr(RemoteTables, "drain", drained)
+    monkeypatch.setattr(Tables, "drain", drained)
     check_sum_of_all(over_threads(replace(REMOTE, embedding_ps=1), train_at_once, SGD)[:2], SGD)
     assert not missed

@@ -18,8 +18,8 @@ from test_partial_recovery import ONE, Killed, SaveRows, after, examples_of
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import key_layout
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.shards import LocalShard
 from ssmpi.embedding.table import Arena
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.mpi import rank_memory
@@ -194,11 +194,11 @@ def test_losses_are_those_of_one_process_that_overwrites_the_rows_of_the_same_id
         if (id_ and (mix(id_) >> 33) * 2 >> 31 == 1 if table in placement.keyed else owner(placement, table, id_) == 1)
     ]
     arenas, calls, copies = [], itertools.count(), []
-    make, push = LocalTables.__init__, Lookups.push
+    make, push = LocalShard.__init__, Lookups.push
 
-    def made(self, arena, *others):
+    def made(self, arena, *others, **more):
         arenas.append(arena)
-        make(self, arena, *others)
+        make(self, arena, *others, **more)
 
     def pushed(*arguments):
         push(*arguments)
@@ -208,7 +208,7 @@ def test_losses_are_those_of_one_process_that_overwrites_the_rows_of_the_same_id
             for values, copy in zip(pair, copies[0], strict=True):
                 values[mine] = copy
 
-    monkeypatch.setattr(LocalTables, "__init__", made)
+    monkeypatch.setattr(LocalShard, "__init__", made)
     monkeypatch.setattr(Lookups, "push", pushed)
     oracle = train_over_threads(tmp_path / "ids", data[0], *TWO_PS, "topology.embedding_ps=0")
     assert (copies[0][0] != copies[1][0]).any()

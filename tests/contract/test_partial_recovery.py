@@ -25,8 +25,8 @@ from runs import Run, batches, train_over_threads, write_run_file
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import InFlightBatches, TrainedRows
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.shards import LocalShard
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
@@ -297,13 +297,13 @@ def test_losses_are_those_of_one_process_that_overwrites_the_same_rows(tmp_path,
     """To the last bit; there are no servers in it and no recovery."""
     run, numbers = lost_once[0].run, lost_once[1]
     arenas, calls, copies = [], itertools.count(1), {}
-    make, push = LocalTables.__init__, Lookups.push
+    make, push = LocalShard.__init__, Lookups.push
     cardinalities = SplitReader(small_data, "train", 600).manifest.cardinalities
     parts = {part.table: part for part in place(cardinalities, 1).parts}
 
-    def made(self, arena, *others):
+    def made(self, arena, *others, **more):
         arenas.append(arena)
-        make(self, arena, *others)
+        make(self, arena, *others, **more)
 
     def pushed(*arguments):
         push(*arguments)
@@ -316,7 +316,7 @@ def test_losses_are_those_of_one_process_that_overwrites_the_same_rows(tmp_path,
                 copy = copies.setdefault((table, stripe.start, values.shape[1]), values.copy())
                 values[:] = copy
 
-    monkeypatch.setattr(LocalTables, "__init__", made)
+    monkeypatch.setattr(LocalShard, "__init__", made)
     monkeypatch.setattr(Lookups, "push", pushed)
     oracle = train_over_threads(tmp_path, small_data, *ONE, "topology.embedding_ps=0")
     found = run.losses()

@@ -127,11 +127,11 @@ def steps(world, options):
 
     def work(synchronizers):
         own = synchronizers[0]
-        transport, optimizer = own.rows, own.optimizer(0)
+        optimizer = own.optimizer(0)
         world.traffic.on = True
         for _ in range(ROUNDS):
             model = Rows(weights, np.zeros_like(weights))
-            transport.push(model, np.zeros((7, DIM), np.float32), 1.0, 0)
+            own.push_rows(model, np.zeros((7, DIM), np.float32), 1.0, 0)
             optimizer.step(model, 1.0)
         world.traffic.on = False
         own.close()
@@ -157,7 +157,7 @@ def lookups(world, options):
     """Pulls and pushes; what they have moved, and the distinct rows and messages that they were."""
 
     def work(transport, placement):
-        own, rows, messages = Lookups(transport, placement, options, thread=0), 0, 0
+        own, rows, messages = Lookups(transport, thread=0), 0, 0
         world.traffic.on = True
         for step in range(ROUNDS):
             ids, gradients = batch_of(world.rank, step)

@@ -9,9 +9,9 @@ from rows import row_options
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.shards import remote_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import Tracking, scope_of
-from ssmpi.embedding.transport import RemoteTables
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.mpi.service import Service
 from ssmpi.runtime.topology import Role
@@ -27,9 +27,9 @@ def count(world, shared):
     placement = place(CARDINALITIES, world.topology.embedding_ps)
     if world.role is Role.EMBEDDING_PS:
         return count_on_server(world, options, placement)
-    tables = RemoteTables(world.embedding, placement, options, WAITING, tracking=TRACKING)
-    assert tables.shared == [shared] * world.topology.embedding_ps
-    lookups, told = Lookups(tables, placement, options, thread=0), set()
+    tables = remote_tables(world.embedding, placement, options, WAITING, tracking=TRACKING)
+    assert [bool(shard.rows) for shard in tables.shards] == [shared] * world.topology.embedding_ps
+    lookups, told = Lookups(tables, thread=0), set()
 
     def steps():
         for step in range(STEPS):

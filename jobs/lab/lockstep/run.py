@@ -34,9 +34,9 @@ from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.trained_rows import Deal
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.model.replica import ThreadModel, dense_optimizer
 from ssmpi.runtime.errors import TrainingError
@@ -153,7 +153,7 @@ class LockstepRun:
         )
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         self._placement = place(self._reader.manifest.cardinalities, 1)
-        self.tables = LocalTables(Arena(config.rows, self._placement, 0, lockstep.embedding))
+        self.tables = local_tables(Arena(config.rows, self._placement, 0, lockstep.embedding))
         self.trainers = [LockstepTrainer(config, self._reader, lockstep.dense) for _ in range(topology.trainers)]
         pushing = Pushing(config.dense, self.trainers[0].replica.owned.borders, topology.threads, lockstep.feedback)
         vectors = [trainer.replica.vector for trainer in self.trainers]
@@ -202,7 +202,7 @@ class LockstepRun:
 
     def lookups(self, thread: int) -> Lookups:
         """Pull and push for one thread."""
-        return Lookups(self.tables, self._placement, self.config.rows, thread)
+        return Lookups(self.tables, thread)
 
     def score(self, split: str, vector: np.ndarray | None = None) -> dict[str, float]:
         """Metrics on one split, of the common model or of dense weights ``vector``; TrainingError if a score is not

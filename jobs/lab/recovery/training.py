@@ -16,8 +16,9 @@ from ssmpi.config import Config
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.local_servers import LocalServers
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.shards import local_tables
+from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import Tracking
 from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.runtime.errors import TrainingError
@@ -72,9 +73,9 @@ class Training:
         # Each batch reads the rows after the previous update, and every PS gets messages.
         options = replace(config.rows, settings=replace(config.embedding, prefetch=False, shared_memory=False))
         self.looked_up = self.updated = 0
-        self._servers = LocalServers(options, self.placement, config.run.seed, COUNTED)
-        self.arenas = self._servers.arenas
-        self._lookups = Lookups(self._servers.tables, self.placement, options, thread=0)
+        servers = range(self.placement.servers)
+        self.arenas = [Arena(options, self.placement, server, config.run.seed) for server in servers]
+        self._lookups = Lookups(local_tables(*self.arenas, mapped=False, tracking=COUNTED), thread=0)
 
     def step(self, batch: Batch, samples: int) -> None:
         """Train on one batch; ``samples`` have been trained on before."""
@@ -82,7 +83,6 @@ class Training:
         _, by_rows = self._model.forward_backward(batch.dense, rows.values, batch.labels)
         factor = self._config.schedule.factor(samples)
         self._lookups.push(rows, by_rows, factor)
-        self._servers.catch_up()
         self.looked_up, self.updated = batch.ids.size, rows.unique_count
         self._optimizer.step(self._model, factor)
 

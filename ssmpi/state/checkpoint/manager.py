@@ -39,12 +39,12 @@ from ssmpi.state.checkpoint.pending_save import (
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
+    from ssmpi.embedding.shards import Tables
     from ssmpi.runtime.mpi.rank_memory import RankMemory
     from ssmpi.runtime.mpi.world import World
     from ssmpi.runtime.run_options import CheckpointOptions
     from ssmpi.runtime.stop import Stop
     from ssmpi.state.checkpoint.files import Dataset
-    from ssmpi.state.checkpoint.pending_save import SavableTables
     from ssmpi.state.checkpoint.trainer_state import RunLog, Snapshot
 
 POLL_SECONDS = 0.2  # between two polls whether the embedding PSs have written their files
@@ -94,7 +94,7 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, config: Config, world: World, tables: SavableTables, stop: Stop, timer: CheckpointTimer,
+        self, config: Config, world: World, tables: Tables, stop: Stop, timer: CheckpointTimer,
         log: RunLog | None,
     ) -> None:  # fmt: skip
         self._run, self._options, self._waiting, self._world = config.run.path, config.checkpoint, config.waiting, world

@@ -30,8 +30,8 @@ from ssmpi.state.checkpoint.pending_save import (
 )
 
 if TYPE_CHECKING:
+    from ssmpi.embedding.shards import Tables
     from ssmpi.runtime.stop import Stop
-    from ssmpi.state.checkpoint.pending_save import SavableTables
     from ssmpi.state.checkpoint.trainer_state import Snapshot
 
 POLL_SECONDS = 0.2  # between two checks whether the job is asked to stop
@@ -45,9 +45,7 @@ Arguments = TypeVarTuple("Arguments")
 class ModelSaver:
     """Used by the first trainer. ``there`` says which checkpoint is left if the model cannot be saved."""
 
-    def __init__(
-        self, checkpoints: store.Store, tables: SavableTables, limit_seconds: float, stop: Stop, there: str
-    ) -> None:
+    def __init__(self, checkpoints: store.Store, tables: Tables, limit_seconds: float, stop: Stop, there: str) -> None:
         self._store, self._tables, self._limit = checkpoints, tables, limit_seconds
         self._stop, self._there, self._said = stop, there, False
 

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ssmpi.embedding import wire
+from ssmpi.embedding.shards import Tables
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import MODEL
@@ -38,19 +39,6 @@ SPARE = 1 << 20  # bytes that a save leaves free, for manifests, results and log
 
 T = TypeVar("T")
 Outcome = dict[str, Any]  # of writing a file: an ``Entry``, or ``error`` and whether the disk is ``full``
-
-
-class SavableTables(Protocol):
-    """All embedding tables, as saving sees them."""
-
-    def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
-        """Start writing every PS's rows into ``folder``."""
-
-    def saved(self) -> list[Outcome] | None:
-        """The outcomes of the files; None while one is being written."""
-
-    def awaited(self) -> str:
-        """Which ranks have not written which files."""
 
 
 class FullDiskError(DataError):
@@ -148,14 +136,14 @@ class PendingCheckpoint:
         written = {"write_seconds": self.clock.wall, "bytes": size, "position": position}
         return {"name": self.folder.name, "O_save": self.cost, **written}
 
-    def outcomes(self, tables: SavableTables) -> list[Outcome] | None:
+    def outcomes(self, tables: Tables) -> list[Outcome] | None:
         """The outcomes of all files; None while one is being written."""
         if self.reports.missing():
             return None
         saved = tables.saved()
         return None if saved is None else [*self.reports.outcomes(), *saved]
 
-    def awaited(self, tables: SavableTables) -> str:
+    def awaited(self, tables: Tables) -> str:
         """Which ranks have not written which files."""
         missing = [(k, self.folder / f"trainer-{k:04}.h5") for k in self.reports.missing()]
         if missing:

@@ -41,8 +41,8 @@ from ssmpi.cli import main
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches_in
 from ssmpi.embedding import wire
-from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.model import reference, zoo
 from ssmpi.model.network import Inputs
@@ -527,8 +527,8 @@ def test_all_that_the_loop_calls_has_a_stopwatch(config_of, monkeypatch):
     seconds = iter(range(1_000))
     monkeypatch.setattr(stages, "now", lambda: float(next(seconds)))
     config, placement, told = config_of(Contender(SSMPI, 128)), place((5,) * 26, 1), []
-    arena = Arena(config.rows, placement, 0, 1)
     options = dataclasses.replace(config.rows, settings=dataclasses.replace(config.embedding, prefetch=False))
+    arena = Arena(options, placement, 0, 1)
     batches = [Batch(np.zeros((2, 26), np.int32), np.zeros((2, 13), np.float32), np.zeros(2, np.float32))] * 3
     found = np.zeros(2, np.float32), np.ones((2, 26, config.embedding.dim), np.float32)
     model = SimpleNamespace(arrays=(None, None), forward_backward=lambda *_: found)
@@ -536,7 +536,7 @@ def test_all_that_the_loop_calls_has_a_stopwatch(config_of, monkeypatch):
         progress=SimpleNamespace(rate_factor=lambda: 1.0, record=lambda *_: told.append("record")),
         pace=Pace(), model_of=lambda thread: model, stream=lambda thread: iter(batches),
         optimizer_of=lambda thread: SimpleNamespace(step=lambda *_: told.append("step")),
-        lookups=lambda thread, kind: kind(LocalTables(arena), placement, options, thread, None),
+        lookups=lambda thread, kind: kind(local_tables(arena), thread),
     )  # fmt: skip
     view, before = stages.StagedTrainer(trainer), arena.weights.copy()
     hogwild(0, view)

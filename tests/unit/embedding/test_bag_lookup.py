@@ -47,7 +47,7 @@ def placed(options, mapped_ones=(0, 1)):
     placement = place(CARDINALITIES, 2)
     options = replace(options, settings=replace(options.settings, pooling="trainer"))
     arenas = [Arena(options, placement, server, seed=3) for server in range(2)]
-    return Lookups(SomeMapped(arenas, mapped_ones), placement, options, thread=0), arenas
+    return Lookups(SomeMapped(arenas, mapped_ones), thread=0), arenas
 
 
 def pooled(tables, lists, weights, width):

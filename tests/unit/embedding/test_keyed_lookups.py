@@ -10,9 +10,8 @@ from rows import row_options
 from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
-from ssmpi.embedding.key_lookup import KeyLookup
-from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena
 
 
@@ -28,10 +27,9 @@ def a_thread(dynamic):
     options = row_options(4, table="dynamic", dynamic=dynamic)
     placement, cut = place([0], 1, dynamic, ["user"]), {"now": False}
     arena = Arena(options, placement, 0, seed=5)
-    tables = LocalTables(arena)
+    tables = local_tables(arena)
     prefetched = PrefetchedRows(lambda: cut["now"])
-    keys = KeyLookup(tables, 1, [0], 0, counts=True)
-    return Lookups(tables, placement, options, 0, prefetched, keys), arena.keyed[0], cut
+    return Lookups(tables, 0, prefetched), arena.keyed[0], cut
 
 
 def trained_on(lookups, *batches):

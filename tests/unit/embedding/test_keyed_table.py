@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +17,11 @@ from rows import row_options
 
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import key_kernels as kernels
-from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.client import KeyLookup, Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions, FeatureOptions, KeyOptions
-from ssmpi.embedding.key_lookup import KeyLookup
 from ssmpi.embedding.keyed_table import Beginning, KeyedTable
-from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.runtime.errors import SettingsError, TrainingError
 
@@ -133,6 +133,12 @@ class SomeMapped:
     """PSs of one keyed feature or more, every second of which is mapped; the others are asked."""
 
     tables: list  # by PS, then by feature
+    plain: int = 1  # features before them
+
+    @property
+    def placement(self):
+        features = self.plain + len(self.tables[0])
+        return SimpleNamespace(cardinalities=range(features), keyed=tuple(range(self.plain, features)))
 
     @property
     def maps(self):
@@ -171,8 +177,7 @@ KEYS = st.lists(st.integers(-(2**63), 2**63 - 1).filter(bool), min_size=1, max_s
 def test_a_batch_is_translated_by_mapped_maps_and_by_asking(keys, servers, seed):
     """Some PSs are mapped, the others asked: ids are row * PSs + PS, 0 for missing; the features may share keys."""
     places = SomeMapped([[table_over(DynamicOptions(keys=60), rows=62)[0] for _ in keys] for _ in range(servers)])
-    columns = list(range(1, len(keys) + 1))
-    lookup, generator = KeyLookup(places, len(keys) + 1, columns, 0, counts=True), np.random.default_rng(seed)
+    lookup, generator = KeyLookup(places, 0, counts=True), np.random.default_rng(seed)
     looked_up = [set() for _ in keys]
     for rows in (7, 40, 25):
         batch = np.stack([generator.choice([0, *of_one], rows) for of_one in keys], axis=1).astype(np.int64)
@@ -212,7 +217,7 @@ def test_a_row_is_freed_after_more_than_that_many_examples():
 
 def test_keys_without_a_row_share_one():
     table = table_over(DynamicOptions(keys=60, admit_after=3), rows=62)[0]
-    lookup = KeyLookup(SomeMapped([[table]]), 1, [0], 0, counts=True)
+    lookup = KeyLookup(SomeMapped([[table]], plain=0), 0, counts=True)
     keys = np.array([[9], [8], [0], [9]], np.int64)
     batch = Batch(np.empty((4, 0), np.int32), np.empty((4, 0)), np.empty(4), keys)
     assert np.asarray(lookup.ids(batch))[:, 0].tolist() == [1, 1, 0, 1]
@@ -357,8 +362,8 @@ def test_a_kill_at_any_moment_leaves_whole_rows(kills):
 def test_a_bad_id_beside_keys_is_named_with_its_place():
     options, dynamic = row_options(4, table="dynamic", dynamic=DynamicOptions(keys=60)), DynamicOptions(keys=60)
     placement = place([0, 5], 1, dynamic, ["user", "shop"])
-    tables = LocalTables(Arena(options, placement, 0, seed=5))
-    lookups = Lookups(tables, placement, options, 0, None, KeyLookup(tables, 2, [0], 0, counts=True))
+    tables = local_tables(Arena(options, placement, 0, seed=5))
+    lookups = Lookups(tables, 0, PrefetchedRows(lambda: False))
     plain, keys = np.array([[4], [0], [7], [7]], np.int32), np.array([[9], [8], [0], [9]], np.int64)
     with pytest.raises(
         TrainingError, match=r"id 7 of feature shop \(row 2 of its batch\) is beyond its table of 5 rows"
@@ -375,15 +380,14 @@ def test_keys_that_share_a_row_update_it_once():
     for by_key in (True, False):
         sizes, keyed = ([0, 5], dynamic) if by_key else ([dynamic.rows(1), 5], None)
         placement = place(sizes, 1, keyed, ["user"] * len(sizes))
-        tables = LocalTables(Arena(options, placement, 0, seed=5))
-        tables.arena.weights[:] = 0.0
-        keys = KeyLookup(tables, 2, [0], 0, counts=True) if by_key else None
-        lookups, ids = Lookups(tables, placement, options, 0, None, keys), plain
+        arena = Arena(options, placement, 0, seed=5)
+        arena.weights[:] = 0.0
+        lookups, ids = Lookups(local_tables(arena), 0, PrefetchedRows(lambda: False)), plain
         if not by_key:
             ids = np.hstack([(batch != 0).astype(np.int32), plain])
         for _, lookup in lookups.prefetched([Batch(ids, np.empty((5, 0)), np.empty(5), batch)]):
             assert lookup.unique_count == 2 + 3
             lookups.push(lookup, gradients.astype(np.float32))
         first = [part.base for part in placement.parts]
-        arrays.append(np.concatenate([tables.arena.weights[a : a + 3] for a in first]))
+        arrays.append(np.concatenate([arena.weights[a : a + 3] for a in first]))
     np.testing.assert_array_equal(*arrays)

@@ -29,6 +29,7 @@ class SomeMapped:
 
     def __init__(self, arenas, mapped_ones):
         self.arenas, self.mapped_ones = arenas, mapped_ones
+        self.placement, self.options = arenas[0].placement, arenas[0].options
 
     @property
     def mapped(self):
@@ -51,7 +52,7 @@ def placed(options, mapped_ones=(0, 1), names=()):
     """Lookups over two PSs, and their arenas."""
     placement = place(CARDINALITIES, 2, names=names)
     arenas = [Arena(options, placement, server, seed=3) for server in range(2)]
-    return Lookups(SomeMapped(arenas, mapped_ones), placement, options, thread=0), arenas
+    return Lookups(SomeMapped(arenas, mapped_ones), thread=0), arenas
 
 
 def ids_of(generator, batch=BATCH):

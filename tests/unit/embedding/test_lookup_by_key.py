@@ -10,10 +10,9 @@ from rows import Replies, push_to, row_options
 
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
-from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions, FeatureOptions
 from ssmpi.embedding.key_kernels import RESERVED, SHARED_ID, owner_of
-from ssmpi.embedding.key_lookup import KeyLookup
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
@@ -31,6 +30,7 @@ class SomeMapped:
 
     def __init__(self, arenas, near):
         self.arenas, self.near = arenas, near
+        self.placement, self.options = arenas[0].placement, arenas[0].options
         self.replies = [Replies() for _ in arenas]
         self.servers = [EmbeddingServer(*each) for each in zip(arenas, self.replies, strict=True)]
         self.arriving, self.trips = [], []
@@ -77,8 +77,7 @@ def tables(dynamic, servers, near):
     transport = SomeMapped([Arena(options, placement, server, seed=3) for server in range(servers)], near)
 
     def lookups(*, counts):
-        keys = KeyLookup(transport, len(SIZES), placement.keyed, 0, counts=counts)
-        return Lookups(transport, placement, options, 0, None, keys)
+        return Lookups(transport, 0, PrefetchedRows(lambda: False) if counts else None)
 
     return lookups, transport
 

@@ -37,6 +37,7 @@ class Direct:
     """A transport that hands each request to its server at once; it counts bytes, and what they were for."""
 
     def __init__(self, options, servers=2, near=(), counted=False):
+        self.options = options
         self.placement, self.near = place(CARDINALITIES, servers, lengths=LENGTHS), near
         self.arenas = [Arena(options, self.placement, k, seed=3) for k in range(servers)]
         self.posts, self.seen = Posts(), [[] for _ in range(servers)]
@@ -81,8 +82,8 @@ class Direct:
                 self.pushed += message.nbytes
 
 
-def of(transport, options):
-    return Lookups(transport, transport.placement, options, thread=0)
+def of(transport):
+    return Lookups(transport, thread=0)
 
 
 def options_of(pooling, **others):
@@ -106,7 +107,7 @@ def test_pooled_and_unpooled_agree(servers, near, weighted, optimizer):
     generator = np.random.default_rng(servers)
     options = [options_of(pooling, optimizer=optimizer) for pooling in ("trainer", "server")]
     transports = [Direct(each, servers, near, counted=True) for each in options]
-    lookups = [of(*pair) for pair in zip(transports, options, strict=True)]
+    lookups = [of(transport) for transport in transports]
     for batch in (9, 3, 14):
         lists, weights = one_each(*drawn(generator, batch, weighted=weighted))
         gradients = generator.normal(size=(batch, FEATURES, 4)).astype(np.float32)
@@ -135,7 +136,7 @@ def test_any_lists(data):
     """Lists of any lengths, on any number of PSs: to the bit what one PS sends by row, if no table is split."""
     servers = data.draw(st.integers(1, 3))
     options = [options_of(pooling, optimizer="sgd", rate=0.1) for pooling in ("trainer", "server")]
-    lookups = [of(Direct(each, servers), each) for each in options]
+    lookups = [of(Direct(each, servers)) for each in options]
     bag = [st.lists(st.integers(0, rows - 1), max_size=4) for rows in CARDINALITIES]
     for _ in range(2):
         lists = data.draw(st.lists(st.tuples(*bag), max_size=5))
@@ -149,7 +150,7 @@ def test_any_lists(data):
         gradients = np.arange(found[0].values.size, dtype=np.float32).reshape(found[0].values.shape)
         for lookup, rows in zip(lookups, found, strict=True):
             lookup.push(rows, gradients)
-        for one, other in zip(*(lookup._transport.arenas for lookup in lookups), strict=True):
+        for one, other in zip(*(lookup._tables.arenas for lookup in lookups), strict=True):
             np.testing.assert_array_equal(one.weights, other.weights)
 
 
@@ -158,7 +159,7 @@ def test_any_lists(data):
 def test_messages_have_the_bytes_of_their_formulas(weighted, counted):
     generator, options = np.random.default_rng(1), options_of("server")
     transport = Direct(options, 1, counted=counted)
-    lookups = of(transport, options)
+    lookups = of(transport)
     lists, weights = one_each(*drawn(generator, 12, weighted=weighted))
     rows = lookups.pull(bags_of(lists, weights))
     lookups.push(rows, np.ones_like(rows.values))

@@ -22,7 +22,7 @@ from ssmpi import cli
 from ssmpi.config import load
 from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
-from ssmpi.embedding.local_tables import LocalTables
+from ssmpi.embedding.shards import Tables
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.replica import ThreadModel
 from ssmpi.runtime.errors import DataError, SettingsError
@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_never_written_ends_nothing_but_is_named(tmp_path, 
     """As on a network disk that hangs: no other can be begun, and the end does not wait for it for ever."""
     said = []
     monkeypatch.setattr(log, "error", said.append)
-    monkeypatch.setattr(LocalTables, "saved", lambda tables: None)
+    monkeypatch.setattr(Tables, "saved", lambda tables: None)
     settings = ("checkpoint.every_examples=500", "checkpoint.limit_seconds=5", "topology.embedding_ps=0")
     with pytest.raises(
         DataError,

@@ -6,7 +6,7 @@ import numpy as np
 from rows import row_options
 
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.transport import RemoteTables
+from ssmpi.embedding.shards import remote_tables
 from ssmpi.runtime.mpi.waiting import WaitOptions
 from ssmpi.runtime.topology import Directory, Role
 from ssmpi.runtime.traffic import Traffic, meter
@@ -35,7 +35,7 @@ class Posts:
 
 def test_embedding_ps_are_asked_by_their_index():
     posts = Posts(Role.EMBEDDING_PS)
-    tables = RemoteTables(posts, place((40, 30), 2), row_options(shared_memory=False), WaitOptions())
+    tables = remote_tables(posts, place((40, 30), 2), row_options(shared_memory=False), WaitOptions())
     tables.goodbye()
     tables.drain()
     assert posts.sent == [1, 0, 1, 0]
