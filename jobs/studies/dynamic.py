@@ -37,6 +37,7 @@ from typing import Any
 
 from ssmpi.data.schema import MANIFEST_NAME, read_manifest
 from ssmpi.embedding.dynamic_options import KeyOptions
+from ssmpi.embedding.keyed_memory import KeyLayout
 from ssmpi.runtime.quality import entropy
 
 HERE = Path(__file__).parent
@@ -135,7 +136,7 @@ def train(cell: dict[str, Any], parts: int) -> dict[str, Any]:
     assert [line["rows"] for line in windows] == [PART] * parts
     held = json.loads((run / "result.json").read_text())["keys"]
     rows = read_manifest(fixed).cardinalities[:2]
-    beside = sum(options.layout(options.rows(1)).bytes_at(options.rows(1)) for options in keys.values())
+    beside = sum(KeyLayout(options.rows(1), options.counts).bytes_at(options.rows(1)) for options in keys.values())
     reserved = sum(options.rows(1) for options in keys.values()) if keys else sum(rows)
     return {
         "spans": {name: scores(windows, clicks_of(fixed), *span) for name, span in SPANS.items() if span[1] <= parts},

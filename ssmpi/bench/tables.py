@@ -24,11 +24,11 @@ from ssmpi.bench.options import TablesOptions
 from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
-from ssmpi.embedding.kernels import mix
 from ssmpi.embedding.key_kernels import RESERVED
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowOptions
+from ssmpi.runtime.compiled.hash_table import mix
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.row_layout import RowLayout

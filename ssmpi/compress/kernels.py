@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ssmpi.runtime.compiled.hash_table import mix
 from ssmpi.runtime.compiled.jit import njit
 
 BLOCK = 65_536  # entries whose places fit into 16 bits
@@ -81,11 +82,8 @@ def take_random(vector: np.ndarray, start: int, seed: int, share: float, places:
     """
     limit, found = np.uint64(share * 4294967296.0), 0
     for i in range(vector.shape[0]):
-        key = np.uint64(seed) + np.uint64(start + i) * WEIGHT
-        key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        value = vector[i]
-        hit = ((key ^ (key >> np.uint64(31))) >> np.uint64(32)) < limit and value != 0
+        drawn, value = mix(np.uint64(seed) + np.uint64(start + i) * WEIGHT), vector[i]
+        hit = (drawn >> np.uint64(32)) < limit and value != 0
         places[found] = i
         values[found] = value
         found += int(hit)

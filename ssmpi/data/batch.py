@@ -54,8 +54,8 @@ class Batch:
             return
         while (
             needed := _take_bags(
-                order, start, (source.starts, source.ids, source.weights, block.dense, block.labels),
-                (mine.starts, mine.ids, mine.weights, self.dense, self.labels), mine.features,
+                order, start, mine.features, source.starts, source.ids, source.weights, block.dense, block.labels,
+                mine.starts, mine.ids, mine.weights, self.dense, self.labels,
             )
         ) > len(mine.ids):  # fmt: skip
             mine.room.reserve(needed)
@@ -80,16 +80,15 @@ def _take(
 
 @njit(cache=True, nogil=True)
 def _take_bags(
-    order: np.ndarray, start: int, block: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    out: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], features: int,
+    order: np.ndarray, start: int, features: int,
+    starts: np.ndarray, ids: np.ndarray, weights: np.ndarray, dense: np.ndarray, labels: np.ndarray,
+    out_starts: np.ndarray, out_ids: np.ndarray, out_weights: np.ndarray, out_dense: np.ndarray, out_labels: np.ndarray,
 ) -> int:  # fmt: skip
     """As ``_take``, with bags; how many ids there are. If they have no room, nothing else was done.
 
-    block, out: starts, ids, weights, dense, labels. The bags of a row lie together. Rows are prefetched: in random
-    order a row of 200 ids is 18 lines that nobody else expects.
+    The bags of a row lie together. Rows are prefetched: in random order a row of 200 ids is 18 lines that nobody else
+    expects.
     """
-    starts, ids, weights, dense, labels = block
-    out_starts, out_ids, out_weights, out_dense, out_labels = out
     rows, total = out_labels.shape[0], 0
     out_starts[0] = 0
     for k in range(rows):

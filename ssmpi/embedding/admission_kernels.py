@@ -9,13 +9,12 @@ import math
 import numpy as np
 from numba import uint64
 
-from ssmpi.embedding.kernels import initial_rows, mix
+from ssmpi.embedding.kernels import initial_rows
 from ssmpi.embedding.key_kernels import (
     ADMITTED,
     COUNTED,
     CURSOR,
     END,
-    NOT_FOUND,
     REFUSED,
     RESERVED,
     ROOM,
@@ -23,12 +22,11 @@ from ssmpi.embedding.key_kernels import (
     SHARED_ID,
     SIGHTING_SLOTS,
     USED,
-    find,
-    insert,
     slots_of,
 )  # fmt: skip
 from ssmpi.runtime.compiled import atomic
-from ssmpi.runtime.compiled.cache_lines import ask, ask_for_bytes, ask_to_write
+from ssmpi.runtime.compiled.cache_lines import ask_for_bytes, ask_to_write
+from ssmpi.runtime.compiled.hash_table import NOT_FOUND, ask_for_slot, find, insert, mix, slot_of
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.compiled.kernel_args import array_at
 
@@ -42,12 +40,9 @@ def count(candidates: np.ndarray, head: np.ndarray, key: int, times: int) -> int
     """Add ``times`` sightings of a key without a row; all its sightings. Nothing is counted, and 0 returned, for a new
     key if half of the slots are taken.
     """
-    mask = candidates.size // 2 - 1
-    slot = np.int64(mix(uint64(key)) & uint64(mask))
-    while candidates[2 * slot] != 0 and candidates[2 * slot] != key:
-        slot = (slot + 1) & mask
+    slot = slot_of(candidates, key)
     if candidates[2 * slot] == 0:
-        if 2 * head[COUNTED] > mask:
+        if 4 * head[COUNTED] >= candidates.size:
             return 0
         head[COUNTED] += 1
         candidates[2 * slot] = key
@@ -58,21 +53,17 @@ def count(candidates: np.ndarray, head: np.ndarray, key: int, times: int) -> int
 @njit(cache=True, nogil=True)
 def forget(candidates: np.ndarray, key: int) -> None:
     """A key has a row now: its sightings count from 0 if it loses it."""
-    mask = candidates.size // 2 - 1
-    slot = np.int64(mix(uint64(key)) & uint64(mask))
-    while candidates[2 * slot] != 0 and candidates[2 * slot] != key:
-        slot = (slot + 1) & mask
+    slot = slot_of(candidates, key)
     if candidates[2 * slot] == key:
         candidates[2 * slot + 1] = 0
 
 
 @njit(cache=True, nogil=True)
-def lookups_wanted(key: int, rule: tuple[int, float], seed: int, table: int) -> int:
+def lookups_wanted(key: int, after: int, chance: float, seed: int, table: int) -> int:
     """At which of its lookups a key gets a row. With a chance below 1 that is the first success of independent trials,
     one a lookup: geometric, by inversion of a uniform number that follows from seed, table and key alone, so that
     neither the number of PSs nor the order in which keys come matters.
     """
-    after, chance = rule
     if chance >= 1.0:
         return after
     draw = mix(mix(mix(uint64(seed)) ^ uint64(table)) ^ mix(uint64(key))) >> uint64(11)
@@ -95,11 +86,11 @@ def free_row(head: np.ndarray, keys: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def begin_row(
-    weights: np.ndarray, state: np.ndarray, row: int, key: int, start: tuple[int, int, int, float, float]
-) -> None:
-    """Initial values of a key's row: ``start`` is seed, table, floats of the vector, bound, initial state."""
-    seed, table, vector, bound, initial = start
-    initial_rows(weights[row : row + 1, :vector], seed, table, (key, 1), bound)
+    weights: np.ndarray, state: np.ndarray, row: int, key: int, seed: int, table: int, vector: int, bound: float,
+    initial: float,
+) -> None:  # fmt: skip
+    """Initial values of a key's row: so many floats of a ``vector`` up to the ``bound``, and the state."""
+    initial_rows(weights[row : row + 1, :vector], seed, table, key, 1, bound)
     weights[row, vector:] = 0.0
     state[row : row + 1] = np.float32(initial)
 
@@ -130,10 +121,10 @@ def look_up(tables: np.ndarray, asked: np.ndarray, rows: np.ndarray, short: np.n
 def _look_up(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> int:
     """As ``look_up``, of one table; how many keys may get a row."""
     slots, seen = slots_of(array_at(table, MAPS, np.int64)), array_at(table, DATES, np.int64)
-    mask, new = uint64(slots.size // 2 - 1), 0
+    new = 0
     row_bytes = 4 * table[WEIGHTS + 1] // table[KEYS + 1]
     for i in range(rows.size):
-        ask(uint64(slots.ctypes.data) + uint64(16) * (mix(uint64(asked[i, 0])) & mask))  # type: ignore[call-arg]
+        ask_for_slot(slots, asked[i, 0])
     for i in range(rows.size):
         rows[i] = find(slots, asked[i, 0])
         if rows[i] != NOT_FOUND:
@@ -172,7 +163,8 @@ def _admit(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> None:
     weights = weights.reshape(keys.size, weights.size // keys.size)
     state = state.reshape(keys.size, state.size // keys.size)
     numbers, fractions = array_at(table, NUMBERS, np.int64), array_at(table, FRACTIONS, np.float64)
-    rule, start = (numbers[0], fractions[0]), (numbers[1], numbers[2], numbers[3], fractions[1], fractions[2])
+    after, seed, number, vector, most = numbers
+    chance, bound, initial = fractions
     head, slots, seen, there = maps, slots_of(maps), array_at(table, DATES, np.int64), keys[: maps[ROOM]]
     counters = head[SIGHTING_SLOTS]
     candidates = array_at(table, SIGHTINGS, np.int64)[2 * counters : 4 * counters]
@@ -183,15 +175,15 @@ def _admit(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> None:
         rows[i] = find(slots, key)  # it may be asked for twice
         if rows[i] != NOT_FOUND:
             continue
-        wanted = lookups_wanted(key, rule, start[0], start[1])
+        wanted = lookups_wanted(key, after, chance, seed, number)
         if wanted > 1 and count(candidates, head, key, times) < wanted:
             continue
-        row = free_row(head, there) if head[USED] < numbers[4] else NOT_FOUND
+        row = free_row(head, there) if head[USED] < most else NOT_FOUND
         if row == NOT_FOUND:
             head[CURSOR] = head[ROOM]  # by which the next pause knows
             head[REFUSED] += 1
             continue
-        begin_row(weights, state, row, key, start)
+        begin_row(weights, state, row, key, seed, number, vector, bound, initial)
         seen[row] = SEEN
         atomic.store_word(keys.ctypes.data + 8 * row, key)  # type: ignore[call-arg]  # numba gives the first
         insert(slots, key, row)
@@ -203,10 +195,10 @@ def _admit(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def ids_of(rows: np.ndarray, own: tuple[int, int], out: np.ndarray) -> None:
-    """Write the ids of rows of keys, int64 (n,), to ``out`` int32 (n,); ``own``: number of the PS, and of all PSs."""
+def ids_of(rows: np.ndarray, server: int, servers: int, out: np.ndarray) -> None:
+    """Write the ids of rows of keys, int64 (n,), to ``out`` int32 (n,), on this one of all PSs."""
     for i in range(rows.size):
-        out[i] = SHARED_ID if rows[i] == NOT_FOUND else rows[i] * own[1] + own[0]
+        out[i] = SHARED_ID if rows[i] == NOT_FOUND else rows[i] * servers + server
 
 
 @njit(cache=True, nogil=True)

@@ -10,8 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ssmpi.embedding import key_lookup_kernels
-from ssmpi.embedding.distinct_ids import NOTHING_AWAITED, Awaited, DistinctIds
-from ssmpi.embedding.lookup import Lookup, LookupBuffers, Room, all_mapped
+from ssmpi.embedding.lookup import NOTHING_AWAITED, Awaited, DistinctIds, Lookup, LookupBuffers, Room, all_mapped
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooling import pooled_tables
 from ssmpi.embedding.shards import Tables
@@ -176,7 +175,7 @@ class KeyLookup:
             ids = DistinctIds(rows, ids.features, self._servers)
         self._rooms.append(ids)
         missed = key_lookup_kernels.translate(
-            self._maps.words, ids.words.words, self._servers, self._sources, (batch.ids, batch.keys), again
+            self._maps.words, ids.words.words, self._servers, self._sources, batch.ids, batch.keys, again
         )
         ids.awaited = NOTHING_AWAITED
         if missed and (again < rows or any(self._far)):

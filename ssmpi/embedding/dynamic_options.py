@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ssmpi.embedding.key_kernels import RESERVED
-from ssmpi.embedding.key_layout import KeyLayout
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.settings import COUNT, EXAMPLES, require, suggestion, within
 
@@ -58,10 +57,6 @@ class KeyOptions:
         share = self.keys / servers
         spread = SLACK * math.sqrt(share) if servers > 1 else 0.0
         return RESERVED + min(self.keys, math.ceil(share + spread))
-
-    def layout(self, rows: int) -> KeyLayout:
-        """Of what is beside at most so many rows of one feature on one PS."""
-        return KeyLayout(rows, self.counts)
 
 
 @dataclass(frozen=True)

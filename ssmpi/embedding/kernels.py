@@ -9,36 +9,27 @@ ids of the data, and ``out_of_range``, with which a server checks a client's req
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numba import uint64
 
-from ssmpi.runtime.compiled.cache_lines import ask_for_row
+from ssmpi.runtime.compiled.hash_table import mix
 from ssmpi.runtime.compiled.jit import njit
 
 EMPTY = np.int64(-1)
 
 
 @njit(cache=True, nogil=True)
-def mix(x: Any) -> Any:
-    """SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014)."""
-    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return x ^ (x >> uint64(31))
-
-
-@njit(cache=True, nogil=True)
-def initial_rows(out: np.ndarray, seed: int, table: int, ids: tuple[int, int], bound: float) -> None:
+def initial_rows(out: np.ndarray, seed: int, table: int, first: int, stride: int, bound: float) -> None:
     """Fill ``out`` (rows, columns) with U(-bound, bound), a function of (seed, table, id, column) alone.
 
-    Row ``r`` belongs to id ``ids[0] + r * ids[1]``, so a part of a table gets the same values as in the whole table.
+    Row ``r`` belongs to id ``first + r * stride``, so a part of a table gets the same values as in the whole table.
     """
     golden = uint64(0x9E3779B97F4A7C15)
     key = mix(uint64(seed) * golden + mix(uint64(table) + golden))
     for r in range(out.shape[0]):
-        row_key = mix(key ^ mix(uint64(ids[0] + r * ids[1]) + golden))
+        row_key = mix(key ^ mix(uint64(first + r * stride) + golden))
         for j in range(out.shape[1]):
             bits = mix(row_key + uint64(j + 1) * golden) >> uint64(40)  # 24 bits: exact in float32
             out[r, j] = np.float32((2.0 * (np.float64(bits) + 0.5) / 16777216.0 - 1.0) * bound)
@@ -60,63 +51,6 @@ def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
         r = rows[k]
         for j in range(weights.shape[1]):
             out[k, j] = weights[r, j]
-
-
-@njit(cache=True, nogil=True)
-def sgd(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float) -> None:
-    """weights[rows[k]] -= rate * gradients[k]. Lock-free: other threads may read meanwhile."""
-    step = np.float32(rate)
-    for k in range(rows.shape[0]):
-        ask_for_row(weights, rows, k)
-        r = rows[k]
-        for j in range(weights.shape[1]):
-            weights[r, j] -= step * gradients[k, j]
-
-
-@njit(cache=True, nogil=True)
-def rowwise_adagrad(
-    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float
-) -> None:
-    """Adagrad with one accumulator per row: state += mean(g^2); w -= rate * g / (sqrt(state) + epsilon).
-
-    Rows must be unique: sum the gradients of a row first, else it is updated once per occurrence.
-    """
-    sums = state.reshape(state.shape[0], 1)
-    for k in range(rows.shape[0]):
-        ask_for_row(weights, rows, k)
-        ask_for_row(sums, rows, k)
-        r = rows[k]
-        square = np.float32(0.0)
-        for j in range(weights.shape[1]):
-            square += gradients[k, j] * gradients[k, j]
-        state[r] += square / np.float32(weights.shape[1])
-        step = np.float32(rate / (math.sqrt(state[r]) + epsilon))
-        for j in range(weights.shape[1]):
-            weights[r, j] -= step * gradients[k, j]
-
-
-@njit(cache=True, nogil=True)
-def grouped_adagrad(
-    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float
-) -> None:
-    """As ``rowwise_adagrad`` with two accumulators per row, ``state`` (rows, 2): one for the last column, the
-    first-order weight, and one for the columns before it, the vector.
-    """
-    vector = weights.shape[1] - 1
-    for k in range(rows.shape[0]):
-        ask_for_row(weights, rows, k)
-        ask_for_row(state, rows, k)
-        r = rows[k]
-        square = np.float32(0.0)
-        for j in range(vector):
-            square += gradients[k, j] * gradients[k, j]
-        state[r, 0] += square / np.float32(vector)
-        step = np.float32(rate / (math.sqrt(state[r, 0]) + epsilon))
-        for j in range(vector):
-            weights[r, j] -= step * gradients[k, j]
-        last = gradients[k, vector]
-        state[r, 1] += last * last
-        weights[r, vector] -= np.float32(rate / (math.sqrt(state[r, 1]) + epsilon)) * last
 
 
 @njit(cache=True, nogil=True)

@@ -1,10 +1,8 @@
 """The map from 64-bit keys to rows of a keyed table, compiled and run without the GIL.
 
-A map is open addressing over ``slots`` int64 (2 * a power of two,): key and row of each slot side by side, so that a
-probe reads one cache line. Key 0 marks a free slot: it means a missing value and is never in a map. One thread inserts
-while others look up: an entry's row is stored before its key, so that they see whole entries. Nothing is removed: when
-rows are freed, the map is filled anew while nobody reads it. A table that grows fills a larger map behind the one that
-others read, and then stores the SLOTS of its head, by which they find it (``key_layout``).
+A map is a ``hash_table`` of keys and rows: key 0 means a missing value and is never in it. When rows are freed, it is
+filled anew while nobody reads it. A table that grows fills a larger map behind the one that others read, and then
+stores the SLOTS of its head, by which they find it (``keyed_memory``).
 """
 
 from __future__ import annotations
@@ -12,13 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from ssmpi.embedding.kernels import mix
 from ssmpi.runtime.compiled import atomic
+from ssmpi.runtime.compiled.hash_table import insert, mix, slot_of
 from ssmpi.runtime.compiled.jit import njit
 
 RESERVED = 2  # rows at the beginning of each keyed table: ids 0, missing, and 1, shared by keys without a row
 SHARED_ID = 1
-NOT_FOUND = -1
 SEEN = -(2**63)  # date of a row that was looked up since the last pause; those of an earlier run may be below 0
 
 # Words of a keyed table's head
@@ -43,20 +40,6 @@ def owners_of(keys: np.ndarray, servers: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def find(slots: np.ndarray, key: int) -> int:
-    """The row of ``key``, or NOT_FOUND. May run while another thread inserts."""
-    mask, base = slots.size // 2 - 1, slots.ctypes.data
-    slot = np.int64(mix(uint64(key)) & uint64(mask))
-    while True:
-        there: int = atomic.load_word(base + 16 * slot)  # type: ignore[call-arg]  # numba gives the first
-        if there == key:
-            return slots[2 * slot + 1]
-        if there == 0:
-            return NOT_FOUND
-        slot = (slot + 1) & mask
-
-
-@njit(cache=True, nogil=True)
 def slots_of(maps: np.ndarray) -> np.ndarray:
     """The slots int64 (2 * SLOTS,) of the map to read now, of a table's head with all its ``maps``."""
     count: int = atomic.load_word(maps.ctypes.data + 8 * SLOTS)  # type: ignore[call-arg]  # numba gives the first
@@ -75,25 +58,11 @@ def grow_sightings(sightings: np.ndarray, head: np.ndarray, count: int) -> None:
     """Copy the sightings to ``count`` slots, where anything may lie, then let them count: only then those are true."""
     before, after = sightings[2 * head[SIGHTING_SLOTS] :][: 2 * head[SIGHTING_SLOTS]], sightings[2 * count : 4 * count]
     after[:] = 0
-    mask = count - 1
     for old in range(0, before.size, 2):
         if before[old] != 0:
-            slot = np.int64(mix(uint64(before[old])) & uint64(mask))
-            while after[2 * slot] != 0:
-                slot = (slot + 1) & mask
+            slot = slot_of(after, before[old])
             after[2 * slot], after[2 * slot + 1] = before[old], before[old + 1]
     atomic.store_word(head.ctypes.data + 8 * SIGHTING_SLOTS, count)  # type: ignore[call-arg]
-
-
-@njit(cache=True, nogil=True)
-def insert(slots: np.ndarray, key: int, row: int) -> None:
-    """Add a key that is not there."""
-    mask = slots.size // 2 - 1
-    slot = np.int64(mix(uint64(key)) & uint64(mask))
-    while slots[2 * slot] != 0:
-        slot = (slot + 1) & mask
-    slots[2 * slot + 1] = row
-    atomic.store_word(slots.ctypes.data + 16 * slot, key)  # type: ignore[call-arg]  # numba gives the first
 
 
 @njit(cache=True, nogil=True)
@@ -123,8 +92,3 @@ def age(keys: np.ndarray, seen: np.ndarray, now: int, most: int) -> int:
             keys[row] = 0
             freed += 1
     return freed
-
-
-def powers(rows: int) -> int:
-    """Slots for so many keys: a power of two, at most half of them taken."""
-    return 1 << max(4, (2 * rows - 1).bit_length())

@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from ssmpi.embedding.kernels import mix, numbered
-from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN, SHARED_ID, find, owner_of, slots_of
-from ssmpi.runtime.compiled.cache_lines import ask, ask_to_write
+from ssmpi.embedding.kernels import numbered
+from ssmpi.embedding.key_kernels import SEEN, SHARED_ID, owner_of, slots_of
+from ssmpi.runtime.compiled.cache_lines import ask_to_write
+from ssmpi.runtime.compiled.hash_table import NOT_FOUND, ask_for_slot, find, mix
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.compiled.kernel_args import array_at
 
@@ -60,9 +61,7 @@ def ids_of(maps: np.ndarray, servers: int, keys: np.ndarray, ids: np.ndarray, da
     for key in keys:
         place = 4 * owner_of(key, servers)
         if maps[place + 1]:
-            slots = array_at(maps, place, np.int64)
-            slot = mix(uint64(key)) & uint64(slots.size // 2 - 1)
-            ask(uint64(slots.ctypes.data) + uint64(16) * slot)  # type: ignore[call-arg]  # numba gives the first
+            ask_for_slot(array_at(maps, place, np.int64), key)
     for d in range(keys.size):
         owner = owner_of(keys[d], servers)
         ids[d] = AWAITED
@@ -93,20 +92,20 @@ def as_they_are(maps: np.ndarray, now: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def translate(
-    maps: np.ndarray, room: np.ndarray, servers: int, sources: np.ndarray, batch: tuple[np.ndarray, np.ndarray],
-    again: int,
+    maps: np.ndarray, room: np.ndarray, servers: int, sources: np.ndarray, values: np.ndarray,
+    keys: np.ndarray, again: int,
 ) -> int:  # fmt: skip
-    """Find the distinct values of each feature of a ``batch``, ids int32 (batch, plain features) and keys int64 (batch,
-    keyed features), and the ids of the keys: SHARED_ID for those that are not found, AWAITED for those that are not
-    mapped. Returns how many these are; the room's ORDER has their places, feature * batch + number, and ASKED what to
-    ask for.
+    """Find the distinct values of each feature of a batch, ids ``values`` int32 (batch, plain features) and ``keys``
+    int64 (batch, keyed features), and the ids of the keys: SHARED_ID for those that are not found, AWAITED for those
+    that are not mapped. Returns how many these are; the room's ORDER has their places, feature * batch + number, and
+    ASKED what to ask for.
 
     ``sources`` int64 (features,): column of the keys, or -1 minus that of the ids. ``maps`` are the words of
     ``KernelArgs``: head with maps and dates of each keyed feature on each PS, empty where they are not mapped; ``room``
     those of arrays for a batch of this size. So many of its first rows are looked up ``again``, and keys are not
     counted in these; if they are all, rows are not dated either.
     """
-    (values, keys), now = batch, np.empty(4 * servers, np.int64)
+    now = np.empty(4 * servers, np.int64)
     slots, unknown, missed = array_at(room, SLOTS, np.int32), array_at(room, UNKNOWN, np.int64), 0
     all_known, all_found = array_at(room, KNOWN, np.int64), array_at(room, FOUND, np.int32)
     counts, rows = array_at(room, COUNTS, np.int64), keys.shape[0]
@@ -129,17 +128,16 @@ def translate(
                     missed += 1
         counts[feature] = count
     if missed:
-        _group(room, (again, rows), servers, sources, unknown[:missed])
+        _group(room, again, rows, servers, sources, unknown[:missed])
     return missed
 
 
 @njit(cache=True, nogil=True)
-def _group(room: np.ndarray, counted: tuple[int, int], servers: int, sources: np.ndarray, unknown: np.ndarray) -> None:
+def _group(room: np.ndarray, again: int, batch: int, servers: int, sources: np.ndarray, unknown: np.ndarray) -> None:
     """What to ask for, of the ``unknown`` keys of a batch, by PS and feature in order of first appearance: ASKED, int64
-    (unknown, 3), gets key, number of the keyed feature, and how often it is in the rows that are ``counted``, from one
-    on to the batch's end; ORDER the places.
+    (unknown, 3), gets key, number of the keyed feature, and how often it is in the rows of the ``batch`` behind those
+    that are looked up ``again``; ORDER the places.
     """
-    again, batch = counted
     known, places = array_at(room, KNOWN, np.int64), array_at(room, PLACES, np.int32)
     order, starts = array_at(room, ORDER, np.int64), array_at(room, STARTS, np.int64)
     asked = array_at(room, ASKED, np.int64).reshape(order.size, 3)
@@ -174,16 +172,17 @@ def fill_in(room: np.ndarray, order: np.ndarray, answers: np.ndarray) -> None:
 @njit(cache=True, nogil=True)
 def route_distinct(
     room: np.ndarray, tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    awaited: tuple[np.ndarray, np.ndarray], width: int, out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    asked: np.ndarray, begin: np.ndarray, width: int, rows: np.ndarray, inverse: np.ndarray, starts: np.ndarray,
 ) -> int:  # fmt: skip
     """As ``kernels.route``, of distinct ids, feature by feature: distinct ids of a feature are distinct rows, but for
-    the row that keys share. ``tables`` are limits, strides, owners, bases, and ``out`` rows, inverse and starts.
+    the row that keys share. ``tables`` are limits, strides, owners, bases; ``rows``, ``inverse`` and ``starts`` are
+    written.
 
-    ``awaited`` are the places of keys whose ids are AWAITED, int64 (n,), ordered by PS, and where each PS's begin,
-    int64 (servers + 1,). Behind its known rows there is one for each of them, and room for their ids, as
+    ``asked`` are the places of keys whose ids are AWAITED, int64 (n,), ordered by PS, and ``begin`` where each PS's
+    begin, int64 (servers + 1,). Behind its known rows there is one for each of them, and room for their ids, as
     ``spare_rows`` says; the rows that their features share are among the known ones.
     """
-    (limits, strides, owners, bases), (rows, inverse, starts), (asked, begin) = tables, out, awaited
+    limits, strides, owners, bases = tables
     found, counts = array_at(room, FOUND, np.int32), array_at(room, COUNTS, np.int64)
     places, unique, batch = array_at(room, PLACES, np.int32), 0, inverse.size // limits.size
     order, number = np.empty(counts.sum() + limits.size, np.int64), array_at(room, ROWS, np.int32)
@@ -251,13 +250,12 @@ def _spread(room: np.ndarray, inverse: np.ndarray, features: int) -> None:
 
 @njit(cache=True, nogil=True)
 def take_ids(
-    room: np.ndarray, awaited: tuple[np.ndarray, np.ndarray], unique: np.ndarray, starts: np.ndarray,
-    inverse: np.ndarray,
+    room: np.ndarray, asked: np.ndarray, begin: np.ndarray, unique: np.ndarray, starts: np.ndarray, inverse: np.ndarray,
 ) -> None:  # fmt: skip
-    """The ids of ``awaited`` keys have arrived behind their rows in ``unique`` (see ``route_distinct``): fill them in,
+    """The ids of awaited keys have arrived behind their rows in ``unique`` (see ``route_distinct``): fill them in,
     and have those without a row read the one that they share.
     """
-    (asked, begin), found, number = awaited, array_at(room, FOUND, np.int32), array_at(room, ROWS, np.int32)
+    found, number = array_at(room, FOUND, np.int32), array_at(room, ROWS, np.int32)
     shared = array_at(room, SHARED, np.int64)
     batch, width = inverse.size // shared.size, unique.shape[1]
     for p in range(starts.size - 1):

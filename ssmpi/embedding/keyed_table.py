@@ -7,7 +7,7 @@ at any moment leaves whole rows. Memory comes in steps (``keyed_memory``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,9 @@ import numpy as np
 from ssmpi.embedding import admission_kernels
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding.dynamic_options import KeyOptions
-from ssmpi.embedding.keyed_memory import Allocator
+from ssmpi.embedding.keyed_memory import Allocator, KeyLayout
+from ssmpi.embedding.placement import Placement
+from ssmpi.runtime.compiled.hash_table import slots_for
 from ssmpi.runtime.compiled.kernel_args import KernelArgs
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
@@ -50,7 +52,7 @@ class KeyCounts(NamedTuple):
 
 
 class KeyedTable:
-    """``memory`` uint8 (``options.layout(rows).size``,) of zeros, or ``kept`` from an earlier process; ``values`` are
+    """``memory`` uint8 (``KeyLayout.size``,) of zeros, or ``kept`` from an earlier process; ``values`` are
     the feature's rows: weights float32 (rows, width) and state float32 (rows, groups). There is memory for the first of
     them, and ``allocator`` has more; rows beyond those ever used are never touched. ``options.keys`` is the most that
     this PS admits; those of a saved table are loaded as far as there are rows.
@@ -60,7 +62,7 @@ class KeyedTable:
         self, options: KeyOptions, memory: np.ndarray, values: tuple[np.ndarray, np.ndarray], begin: Beginning, *,
         allocator: Allocator, kept: bool,
     ) -> None:  # fmt: skip
-        self._layout, self._allocator = options.layout(len(values[0])), allocator
+        self._layout, self._allocator = KeyLayout(len(values[0]), options.counts), allocator
         self.maps, self.keys, self.seen, self._sightings = self._layout.split(memory)
         self.head = self.maps[: kernels.HEAD]
         self._options, self._begin = options, begin
@@ -73,7 +75,7 @@ class KeyedTable:
         if kept:
             self._refill()
         else:
-            first = self._layout.first, kernels.powers(self._layout.first)
+            first = self._layout.first, slots_for(self._layout.first)
             self.head[kernels.ROOM], self.head[kernels.SLOTS] = first
             self.head[kernels.SIGHTING_SLOTS] = first[1] * options.counts
 
@@ -94,7 +96,7 @@ class KeyedTable:
         wanted = self._layout.step(room, kernels.RESERVED + int(head[kernels.USED]) + new)
         if wanted == room or self.no_memory:
             return
-        rows, slots, more = slice(room, wanted), kernels.powers(wanted), self._allocator
+        rows, slots, more = slice(room, wanted), slots_for(wanted), self._allocator
         why = more.extend_rows(rows) or next(filter(None, map(more.extend, self._layout.of_rows(rows))), "")
         if not why and slots > head[kernels.SLOTS]:
             why = more.extend(self._layout.of_map(slice(slots, 2 * slots)))
@@ -108,7 +110,7 @@ class KeyedTable:
     def _make_room_to_count(self, new: int) -> None:
         """Make room for sightings of so many ``new`` keys, as far as limit and memory allow."""
         head, before = self.head, int(self.head[kernels.SIGHTING_SLOTS])
-        slots = min(self._layout.slots, kernels.powers(int(head[kernels.COUNTED]) + new))
+        slots = min(self._layout.slots, slots_for(int(head[kernels.COUNTED]) + new))
         if slots <= before or before == 0 or self.no_memory:
             return
         if why := self._allocator.extend(self._layout.of_sightings(slice(slots, 2 * slots))):
@@ -230,3 +232,42 @@ def resolve(tables: Sequence[KeyedTable], words: np.ndarray, asked: np.ndarray) 
             tables[table].make_room(int(short[table]))
         admission_kernels.admit(words, asked, rows)
     return rows
+
+
+class KeyedTables(dict[int, KeyedTable]):
+    """The ``tables`` by number, in their order, of a ``server``. What is ``asked`` of them is int64 (n, 3), as
+    ``Tables.find`` has it; DataError if a feature is not keyed, or they are not in the order of features.
+    """
+
+    def __init__(self, tables: Mapping[int, KeyedTable], placement: Placement, server: int) -> None:
+        super().__init__(tables)
+        self._tables, self._own = list(tables.values()), (server, placement.servers)
+        self._bases = np.array([part.base for part in placement.keyed_parts_of(server)], np.int64)
+        self._words = np.concatenate([np.empty(0, np.int64), *(table.args.words for table in self._tables)])
+
+    @property
+    def maps(self) -> list[np.ndarray]:
+        """Head with maps and dates of each."""
+        return [array for table in self._tables for array in (table.maps, table.seen)]
+
+    def find(self, asked: np.ndarray) -> np.ndarray:
+        """The ids int32 (n,) of what a trainer asks for."""
+        rows, out = resolve(self._tables, self._words, asked), np.empty(len(asked), np.int32)
+        admission_kernels.ids_of(rows, *self._own, out)
+        return out
+
+    def read(self, asked: np.ndarray, weights: np.ndarray, values: np.ndarray, ids: np.ndarray) -> None:
+        """Write the same to ``ids``, and the rows of the keys among the PS's ``weights`` to ``values`` float32
+        (n, width), anything where the shared row serves.
+        """
+        rows = resolve(self._tables, self._words, asked)
+        admission_kernels.ids_of(rows, *self._own, ids)
+        admission_kernels.gather_keys(weights, rows, asked, self._bases, values)
+
+    def sweep(self, samples: int) -> np.ndarray:
+        """Training pauses after so many ``samples``: the counts of each, int64 (tables, 7), in the order of
+        ``KeyCounts``.
+        """
+        for table in self._tables:
+            table.sweep(samples)
+        return np.array([table.counts for table in self._tables], np.int64).reshape(-1, len(KeyCounts._fields))

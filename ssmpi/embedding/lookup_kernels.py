@@ -49,15 +49,15 @@ def _tables(args: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 @njit(cache=True, nogil=True)
 def pull_distinct(
-    args: np.ndarray, room: np.ndarray, batch: int, awaited: tuple[np.ndarray, np.ndarray], whole: bool
+    args: np.ndarray, room: np.ndarray, batch: int, asked: np.ndarray, begin: np.ndarray, whole: bool
 ) -> int:
     """As ``pull``, of the distinct ids of a ``batch`` of so many rows (the room of ``key_lookup_kernels``), some of
-    which are ``awaited``, see ``route_distinct``.
+    which are awaited, see ``route_distinct``.
     """
     tables, starts = _tables(args), array_at(args, STARTS, np.int64)
     count, width = tables[0].size * batch, by_row(args, UNIQUE).shape[1]
-    out = array_at(args, ROWS, np.int32), array_at(args, INVERSE, np.int32)[:count], starts
-    bad = route_distinct(room, tables, awaited, width, out)
+    rows, inverse = array_at(args, ROWS, np.int32), array_at(args, INVERSE, np.int32)[:count]
+    bad = route_distinct(room, tables, asked, begin, width, rows, inverse, starts)
     if bad >= 0:
         return -1 - bad
     _fetch(args)
@@ -67,15 +67,15 @@ def pull_distinct(
 
 
 @njit(cache=True, nogil=True)
-def expand_distinct(args: np.ndarray, room: np.ndarray, count: int, awaited: tuple[np.ndarray, np.ndarray]) -> int:
-    """When all rows have arrived, and with them the ids of ``awaited`` keys: fill VALUES for ``count`` ids, and find
+def expand_distinct(args: np.ndarray, room: np.ndarray, count: int, asked: np.ndarray, begin: np.ndarray) -> int:
+    """When all rows have arrived, and with them the ids of awaited keys: fill VALUES for ``count`` ids, and find
     the unique rows as if all ids had been known. Returns how many there are.
     """
     tables, starts, unique = _tables(args), array_at(args, STARTS, np.int64), by_row(args, UNIQUE)
     rows, inverse = array_at(args, ROWS, np.int32), array_at(args, INVERSE, np.int32)[:count]
-    take_ids(room, awaited, unique, starts, inverse)
+    take_ids(room, asked, begin, unique, starts, inverse)
     _expand_rows(args, count)
-    route_distinct(room, tables, (awaited[0][:0], awaited[1]), unique.shape[1], (rows, inverse, starts))
+    route_distinct(room, tables, asked[:0], begin, unique.shape[1], rows, inverse, starts)
     return starts[-1]
 
 

@@ -60,47 +60,45 @@ def count_sums(
 
 @njit(cache=True, nogil=True)
 def fill_sums(
-    bags: np.ndarray, inverse: np.ndarray, owners: np.ndarray, rows: tuple[np.ndarray, np.ndarray],
-    firsts: tuple[np.ndarray, np.ndarray, np.ndarray], of_sums: tuple[np.ndarray, np.ndarray],
-    of_ids: tuple[np.ndarray, np.ndarray], terms: tuple[np.ndarray, np.ndarray, np.ndarray], weights: np.ndarray,
+    bags: np.ndarray, inverse: np.ndarray, weights: np.ndarray, owners: np.ndarray, places: np.ndarray,
+    by_bag: np.ndarray, sum_first: np.ndarray, id_first: np.ndarray, reply_first: np.ndarray, sum_bags: np.ndarray,
+    sum_ends: np.ndarray, id_rows: np.ndarray, id_weights: np.ndarray, term_ends: np.ndarray, term_places: np.ndarray,
+    term_weights: np.ndarray,
 ) -> None:  # fmt: skip
     """Write down the partial sums by PS, and of which terms each bag is the sum.
 
-    rows: places and by_bag of ``places_of``; firsts: for each PS where its sums, its ids, and its replies' single rows
-    begin, int64 (PSs,); of_sums int32: the bag, and the end of the ids among those of the PS; of_ids: unique row int32
-    and weight float32; terms of each bag: ends int64 (bags + 1,), places in the replies int32 and weights float32. The
-    single rows of a PS come before its sums there. weights: of all ids, empty if all are 1.
+    weights: of all ids, empty if all are 1; places, by_bag: of ``places_of``; ..._first int64 (PSs,): where the sums,
+    the ids and the replies of each PS begin. Of each sum int32: its bag, and the end of its ids among those of the PS;
+    of each id: unique row int32 and weight float32. Of each bag: ends of its terms int64 (bags + 1,), their places in
+    the replies int32 and weights float32. The single rows of a PS come before its sums there.
     """
-    places, by_bag = rows
-    sum_first, id_first, single_first = firsts
     servers, first, count = sum_first.size, bags[0], 0
     last, sums, ids = np.full(servers, -1, np.int64), np.zeros(servers, np.int64), np.zeros(servers, np.int64)
     singles = np.zeros(servers, np.int64)
     for d in range(owners.size):
         singles[owners[d]] += not by_bag[d]
-    ends, term_places, term_weights = terms
-    ends[0] = 0
+    term_ends[0] = 0
     for b in range(bags.size - 1):
         for i in range(bags[b] - first, bags[b + 1] - first):
             d = inverse[i]
             p = owners[d]
             if not by_bag[d]:
-                term_places[count] = single_first[p] + places[d]
+                term_places[count] = reply_first[p] + places[d]
                 if weights.size:
                     term_weights[count] = weights[i]
                 count += 1
                 continue
             if last[p] != b:
                 last[p] = b
-                of_sums[0][sum_first[p] + sums[p]] = b
-                term_places[count] = single_first[p] + singles[p] + sums[p]
+                sum_bags[sum_first[p] + sums[p]] = b
+                term_places[count] = reply_first[p] + singles[p] + sums[p]
                 if weights.size:
                     term_weights[count] = np.float32(1.0)
                 count += 1
                 sums[p] += 1
-            of_ids[0][id_first[p] + ids[p]] = d
+            id_rows[id_first[p] + ids[p]] = d
             if weights.size:
-                of_ids[1][id_first[p] + ids[p]] = weights[i]
+                id_weights[id_first[p] + ids[p]] = weights[i]
             ids[p] += 1
-            of_sums[1][sum_first[p] + sums[p] - 1] = ids[p]
-        ends[b + 1] = count
+            sum_ends[sum_first[p] + sums[p] - 1] = ids[p]
+        term_ends[b + 1] = count

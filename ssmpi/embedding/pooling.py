@@ -1,4 +1,9 @@
-"""Chooses the tables whose bags embedding PSs pool before sending: those where that sends fewer bytes."""
+"""Bags that embedding PSs pool before they send them: a PS sends one vector for its rows of a bag, and gets one
+gradient. It does so for the tables for which that is less to send; rows at hand are pooled here.
+
+A bag whose rows lie on several PSs is the sum of their partial sums, in the order in which the PSs first appear in it.
+With one PS the result is that of a lookup by row, to the bit.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssmpi.embedding import wire
+from ssmpi.embedding import kernels, pooled_kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import RowOptions
 from ssmpi.runtime.bags import Bags
+from ssmpi.runtime.compiled.aligned import aligned
 
 
 @dataclass(frozen=True)
@@ -70,3 +76,72 @@ def chosen(options: RowOptions, lists: np.ndarray, traffic: Sequence[TableTraffi
     if options.settings.pooling != "auto":
         return lists & (options.settings.pooling == "server")
     return lists & np.array([each.by_bag < each.by_row for each in traffic])
+
+
+class PoolingPlan:
+    """Of one lookup, with room for ``most`` ids: which PSs are ``mapped`` here; ``pooled`` bool (features,): whose bags
+    the others pool.
+    """
+
+    def __init__(self, most: int, width: int, mapped: Sequence[bool], pooled: np.ndarray) -> None:
+        self._mapped, self._replies = np.array(mapped), aligned((most, width))
+        self._pooled = ~self._mapped[:, None] & pooled
+
+    def plan(self, starts: np.ndarray, inverse: np.ndarray, bags: np.ndarray, weights: np.ndarray) -> None:
+        """Which partial sums each PS pools, and which rows it sends one by one; arguments as ``kernels.route`` and
+        ``kernels.pool`` have them.
+        """
+        self._starts, servers = starts, len(self._pooled)
+        owners = pooled_kernels.owners_of(starts)
+        self._places, self._by_bag = pooled_kernels.places_of(bags, inverse, owners, starts, self._pooled)
+        sums, ids = pooled_kernels.count_sums(bags, inverse, owners, self._by_bag, servers)
+        singles = np.bincount(owners[~self._by_bag], minlength=servers)
+        self._sum_starts, self._id_starts = (np.concatenate([[0], np.cumsum(each)]) for each in (sums, ids))
+        self._reply_starts = np.concatenate([[0], np.cumsum(singles + sums)])
+        self._sum_bags, self._sum_ends = np.empty((2, sums.sum()), np.int32)
+        self._id_rows, self._id_weights = np.empty(ids.sum(), np.int32), np.empty(ids.sum() * bool(weights.size), "f4")
+        self._terms = (
+            np.empty(len(bags), np.int64), np.empty(len(inverse), np.int32), np.empty(len(weights), np.float32)
+        )  # fmt: skip
+        pooled_kernels.fill_sums(
+            bags, inverse, weights, owners, self._places, self._by_bag,
+            self._sum_starts[:-1], self._id_starts[:-1], self._reply_starts[:-1],
+            self._sum_bags, self._sum_ends, self._id_rows, self._id_weights, *self._terms,
+        )  # fmt: skip
+
+    def _of(self, server: int) -> tuple[slice, slice, np.ndarray]:
+        """The sums of a PS, their ids, and the unique rows that it sends one by one."""
+        part = slice(int(self._starts[server]), int(self._starts[server + 1]))
+        sums, ids = (slice(int(s[server]), int(s[server + 1])) for s in (self._sum_starts, self._id_starts))
+        return sums, ids, part.start + np.flatnonzero(~self._by_bag[part])
+
+    def request(self, server: int, unique: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The PULL to a PS, of the ``unique`` rows, and where its reply goes."""
+        sums, ids, singles = self._of(server)
+        bags = wire.PulledBags(unique[self._id_rows[ids]], self._sum_ends[sums], self._id_weights[ids])
+        reply = self._replies[self._reply_starts[server] : self._reply_starts[server + 1]]
+        return wire.pull(unique[singles], bags if len(bags.ends) else None), reply
+
+    def expand(self, unique: np.ndarray, values: np.ndarray) -> None:
+        """Fill ``values`` from the replies, which have arrived, and the rows at hand, ``unique``."""
+        for server in np.flatnonzero(self._mapped).tolist():
+            part = slice(int(self._starts[server]), int(self._starts[server + 1]))
+            self._replies[self._reply_starts[server] : self._reply_starts[server + 1]] = unique[part]
+        ends, places, weights = self._terms
+        kernels.pool(self._replies, places, ends, weights, values.reshape(-1, values.shape[2]))
+
+    def pushes(self, unique: np.ndarray, gradients: np.ndarray) -> dict[int, tuple[np.ndarray, wire.PushedBags]]:
+        """What goes to each PS that pools, of the ``unique`` rows: its single rows, as places among these, and its bags
+        with their ``gradients``.
+        """
+        flat, found = gradients.reshape(-1, gradients.shape[2]), dict[int, tuple[np.ndarray, wire.PushedBags]]()
+        for server in np.flatnonzero(np.diff(self._sum_starts)).tolist():
+            sums, ids, singles = self._of(server)
+            part = slice(int(self._starts[server]), int(self._starts[server + 1]))
+            by_bag = np.empty((sums.stop - sums.start, flat.shape[1]), np.float32)
+            kernels.gather(flat, self._sum_bags[sums], by_bag)
+            found[server] = singles, wire.PushedBags(
+                unique[part][self._by_bag[part]], by_bag, self._sum_ends[sums], self._places[self._id_rows[ids]],
+                self._id_weights[ids],
+            )  # fmt: skip
+        return found

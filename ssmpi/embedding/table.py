@@ -16,8 +16,7 @@ from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.keyed_files import Continued, KeyedLoad, Loading
 from ssmpi.embedding.keyed_memory import ArenaAllocator, KeyMemory
-from ssmpi.embedding.keyed_table import Beginning, KeyedTable
-from ssmpi.embedding.keyed_tables import KeyedTables
+from ssmpi.embedding.keyed_table import Beginning, KeyedTable, KeyedTables
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
 from ssmpi.runtime import optimizer_options
@@ -188,7 +187,7 @@ class Arena(RowArray):
             rows = slice(part.base, part.base + self._fixed(part))
             self.state[rows] = self.options.optimizer.initial
             vectors = self.weights[rows]
-            kernels.initial_rows(vectors, self._seed, part.table, (part.first, part.stride), self._bound(part))
+            kernels.initial_rows(vectors, self._seed, part.table, part.first, part.stride, self._bound(part))
             vectors[:, self.options.layout.vector :] = 0.0
 
     def _fixed(self, part: Part) -> int:

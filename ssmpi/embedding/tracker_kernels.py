@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import uint64
 
-from ssmpi.embedding.kernels import mix
+from ssmpi.runtime.compiled.hash_table import mix
 from ssmpi.runtime.compiled.jit import njit
 
 MOST_ACCESSES = np.uint32(0xFFFFFFFF)
@@ -32,7 +32,8 @@ def sample(
     rows: np.ndarray,
     times: np.ndarray,
     parts: np.ndarray,
-    rule: tuple[int, int],
+    period: int,
+    seed: int,
     head: np.ndarray,
     listed: np.ndarray,
     ids: np.ndarray,
@@ -40,9 +41,8 @@ def sample(
     """Sample one access in ``period`` into the list ``ids`` int32 (capacity,); in a full list it replaces a random row.
     Row ``rows[k]`` has ``times[k]`` accesses, int32.
 
-    ``rule`` is (period, seed); ``head`` int64 (4,) are the numbers SEEN ...; ``listed`` uint8 has a bit for each row.
+    ``head`` int64 (4,) are the numbers SEEN ...; ``listed`` uint8 has a bit for each row.
     """
-    period, seed = rule
     seen = head[SEEN]
     for k in range(rows.shape[0]):
         row, samples, chance = rows[k], 0, uint64(0)

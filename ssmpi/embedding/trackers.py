@@ -136,7 +136,7 @@ class SSU:
     HEAD = 32  # bytes
 
     def __init__(self, scope: Scope, fraction: float, memory: np.ndarray, period: int = 2, seed: int = 0) -> None:
-        self._scope, self._rule = scope, (period, seed)
+        self._scope, self._period, self._seed = scope, period, seed
         ids = self.HEAD + 4 * scope.most(fraction)
         self._head = memory[: self.HEAD].view(np.int64)
         self._ids, self._listed = memory[self.HEAD : ids].view(np.int32), memory[ids:]
@@ -149,7 +149,7 @@ class SSU:
     def observe(self, rows: np.ndarray, times: np.ndarray | None = None) -> None:
         """Sample accesses into the list."""
         tracker_kernels.sample(
-            rows, _times(rows, times), self._scope.parts, self._rule, self._head, self._listed, self._ids
+            rows, _times(rows, times), self._scope.parts, self._period, self._seed, self._head, self._listed, self._ids
         )
 
     def select(self) -> Selection:

@@ -16,7 +16,7 @@ from test_dynamic_tables import KEYED, tables
 from test_partial_recovery import ONE, Killed, SaveRows, after, examples_of
 
 from ssmpi.data.schema import read_manifest
-from ssmpi.embedding import key_layout
+from ssmpi.embedding import keyed_memory
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.shards import LocalShard
@@ -41,7 +41,7 @@ SAVED = (*TWO_PS, "checkpoint.every_examples=600")
 def one_process(monkeypatch):
     """Pretended ranks share a process, which does not let go of what they mapped; and tables grow often."""
     monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)
-    monkeypatch.setattr(key_layout, "FIRST_ROWS", 8)
+    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 8)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from test_warm_start import train_with_kills
 
 from ssmpi.config import load
 from ssmpi.data.reader import SplitReader
-from ssmpi.embedding import key_kernels, key_layout
+from ssmpi.embedding import key_kernels, keyed_memory
 from ssmpi.embedding.keyed_memory import ArenaAllocator
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.mpi import rank_memory
@@ -40,7 +40,7 @@ FULL = ("embedding.table=dynamic", "embedding.dynamic.keys=40", "topology.embedd
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
     """Tables grow often."""
-    monkeypatch.setattr(key_layout, "FIRST_ROWS", 8)
+    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 8)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_a_run_that_is_killed_while_tables_grow_goes_on_with_its_keys(tmp_path, 
 
 def test_a_run_without_memory_for_a_step_goes_on_with_a_full_table(tmp_path, data, caplog, monkeypatch):
     """And with a growing one when there is some again."""
-    monkeypatch.setattr(key_layout, "FIRST_ROWS", 64)
+    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 64)
     refusals, extend = iter(["all is used"] * 4), ArenaAllocator.extend_rows
     monkeypatch.setattr(ArenaAllocator, "extend_rows", lambda *given: next(refusals, "") or extend(*given))
     run = train_over_threads(tmp_path, data[1], *STEPS, *DYNAMIC, "topology.embedding_ps=1")

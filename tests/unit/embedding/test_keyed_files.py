@@ -13,10 +13,11 @@ from oracle import mix
 from rows import row_options
 
 from ssmpi.embedding.dynamic_options import DynamicOptions
-from ssmpi.embedding.key_kernels import NOT_FOUND, SEEN
+from ssmpi.embedding.key_kernels import SEEN
 from ssmpi.embedding.keyed_files import Continued
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.compiled.hash_table import NOT_FOUND
 from ssmpi.runtime.errors import DataError
 from ssmpi.state.checkpoint import files, model_files, store
 

@@ -20,12 +20,13 @@ from rows import row_options
 from test_keyed_table import BATCHES, BEGIN, WIDTH, check_values
 
 from ssmpi.embedding import key_kernels as kernels
-from ssmpi.embedding import key_layout
+from ssmpi.embedding import keyed_memory
 from ssmpi.embedding.dynamic_options import DynamicOptions
-from ssmpi.embedding.key_layout import KeyLayout
+from ssmpi.embedding.keyed_memory import KeyLayout
 from ssmpi.embedding.keyed_table import KeyedTable
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.compiled.hash_table import find, slots_for
 from ssmpi.runtime.mpi import rank_memory
 from ssmpi.runtime.mpi.rank_memory import MemoryFile, Origin, ProcessMemory
 
@@ -37,7 +38,7 @@ class Steps:
     """Memory of a table in steps; ``says`` why there is none for another one."""
 
     def __init__(self, options, rows=ROWS):
-        self.layout, self.rows, self.says = options.layout(rows), rows, ""
+        self.layout, self.rows, self.says = KeyLayout(rows, options.counts), rows, ""
         self.beside = np.full(self.layout.size, POISON, np.uint8)
         self.values = [np.frombuffer(bytes([POISON]) * (4 * rows * n), np.float32).copy() for n in (WIDTH, 2)]
         self.values = [values.reshape(rows, -1) for values in self.values]
@@ -81,7 +82,7 @@ def test_a_growing_table_is_one_that_has_all_from_the_beginning(stream, after, m
     options = DynamicOptions(keys=limit, admit_after=after, expire_after_examples=most)
     whole = Steps(options, limit + 2)
     tables, now = [whole.table(options)], 0
-    with patch.object(key_layout, "FIRST_ROWS", 3):
+    with patch.object(keyed_memory, "FIRST_ROWS", 3):
         grown = Steps(options, limit + 2)
         tables.append(grown.table(options))
         for each in stream:
@@ -103,7 +104,7 @@ def test_a_growing_table_is_one_that_has_all_from_the_beginning(stream, after, m
 @pytest.mark.parametrize("after", [1, 2])
 def test_steps_add_a_quarter_and_give_back_smaller_maps(after):
     options, limit = DynamicOptions(keys=1_000, admit_after=after), 1_002
-    with patch.object(key_layout, "FIRST_ROWS", 16):
+    with patch.object(keyed_memory, "FIRST_ROWS", 16):
         memory = Steps(options, limit)
         table, rooms = memory.table(options), [16]
         for keys in np.split(np.arange(1, 1_001), 500):
@@ -123,14 +124,14 @@ def test_steps_add_a_quarter_and_give_back_smaller_maps(after):
 
 def test_who_still_reads_the_last_map_finds_what_was_there():
     options = DynamicOptions(keys=100)
-    with patch.object(key_layout, "FIRST_ROWS", 8):
+    with patch.object(keyed_memory, "FIRST_ROWS", 8):
         memory = Steps(options, 102)
         table = memory.table(options)
         rows = table.resolve(np.arange(1, 7), np.ones(6, np.int64))
         before = kernels.slots_of(table.maps)
         table.resolve(np.arange(7, 90), np.ones(83, np.int64))
         assert len(kernels.slots_of(table.maps)) > len(before)
-        assert [kernels.find(before, key) for key in range(1, 9)] == [*rows, -1, -1]
+        assert [find(before, key) for key in range(1, 9)] == [*rows, -1, -1]
 
 
 POINTS = (
@@ -146,7 +147,7 @@ def test_a_kill_at_any_point_of_a_growth_changes_nothing(point, after):
     options, limit, kills = DynamicOptions(keys=120, admit_after=2), 122, 0
     generator, whole = np.random.default_rng(1), Steps(options, limit)
     tables = [whole.table(options)]
-    with patch.object(key_layout, "FIRST_ROWS", 4):
+    with patch.object(keyed_memory, "FIRST_ROWS", 4):
         memory = Steps(options, limit)
         tables.append(memory.table(options))
         for number in range(30):
@@ -177,7 +178,7 @@ def look_up(table, keys):
 @pytest.mark.parametrize("after", [1, 2])
 def test_without_memory_for_a_step_a_table_is_as_if_full_until_there_is_some(after, caplog):
     options = DynamicOptions(keys=100, admit_after=after)
-    with patch.object(key_layout, "FIRST_ROWS", 18):
+    with patch.object(keyed_memory, "FIRST_ROWS", 18):
         memory = Steps(options, 102)
         table = memory.table(options)
         memory.says = "the file system is full"
@@ -213,7 +214,7 @@ def test_each_step_has_its_place(rows, steps, counted):
     room = layout.first
     for _ in range(steps):
         room = layout.step(room, room + 1)
-    slots = kernels.powers(room)
+    slots = slots_for(room)
     places = [*layout.of_rows(slice(0, rows)), slice(0, 8 * kernels.HEAD), layout.of_map(slice(slots, 2 * slots))]
     places += [layout.of_sightings(slice(slots, 2 * slots))] if counted else []
     ordered = sorted(places, key=lambda place: place.start)
@@ -260,7 +261,7 @@ def test_a_kill_while_a_table_grows_leaves_whole_rows(kills, tmp_path, monkeypat
     """SIGKILL at a random moment, in memory that outlives the process: what is found has each key once, with its row,
     and grows on.
     """
-    monkeypatch.setattr(key_layout, "FIRST_ROWS", 16)
+    monkeypatch.setattr(keyed_memory, "FIRST_ROWS", 16)
     monkeypatch.setattr(rank_memory, "_lock", lambda file, path: None)  # this process maps it too
     generator, done, inside = np.random.default_rng(5), np.frombuffer(mmap.mmap(-1, 16), np.int64), 0
     for number in range(kills):

@@ -19,10 +19,12 @@ from ssmpi.data.batch import Batch
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding.client import KeyLookup, Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions, FeatureOptions, KeyOptions
+from ssmpi.embedding.keyed_memory import KeyLayout
 from ssmpi.embedding.keyed_table import Beginning, KeyedTable
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.compiled.hash_table import NOT_FOUND
 from ssmpi.runtime.errors import SettingsError, TrainingError
 
 WIDTH, ROWS = 3, 10
@@ -44,7 +46,7 @@ class AllThere:
 
 
 def table_over(options, memory=None, values=None, kept=False, rows=ROWS):
-    memory = np.zeros(options.layout(rows).size, np.uint8) if memory is None else memory
+    memory = np.zeros(KeyLayout(rows, options.counts).size, np.uint8) if memory is None else memory
     values = values or (np.full((rows, WIDTH), 9.0, np.float32), np.full((rows, 2), 9.0, np.float32))
     return KeyedTable(options, memory, values, BEGIN, allocator=AllThere(), kept=kept), values, memory
 
@@ -110,7 +112,7 @@ def test_rows_come_and_go_as_in_plain_dictionaries(stream, after, most):
             keys, times = (np.array(column, np.int64) for column in zip(*each, strict=True))
             rows = table.resolve(keys, times)
             expected = [oracle.look_up(int(key), int(count)) for key, count in each]
-            assert [row != kernels.NOT_FOUND for row in rows] == expected
+            assert [row != NOT_FOUND for row in rows] == expected
         held = {int(table.keys[row]): int(table.seen[row]) for row in table.in_use()}
         assert held == {key: kernels.SEEN if date is None else date for key, date in oracle.dates.items()}
         assert table.counts.keys == len(held)
@@ -255,16 +257,16 @@ def test_whom_a_probability_admits_does_not_depend_on_the_number_of_servers(stre
         table = tables[int(kernels.owner_of(np.int64(key), servers))]
         (row,) = table.resolve(np.array([key]), np.array([times]))
         seen[key] = seen.get(key, 0) + times
-        assert (row != kernels.NOT_FOUND) == (seen[key] >= lookups_wanted(key, chance))
+        assert (row != NOT_FOUND) == (seen[key] >= lookups_wanted(key, chance))
 
 
 @pytest.mark.parametrize("after", [1, 2])
 def test_one_request_may_name_a_key_twice_and_one_that_does_not_count(after):
     table, *_ = table_over(DynamicOptions(keys=ROWS - 2, admit_after=after))
     first, second, third, fourth = table.resolve(np.array([7, 8, 7, 7]), np.array([1, 0, 1, 1])).tolist()
-    assert second == kernels.NOT_FOUND
+    assert second == NOT_FOUND
     assert third == fourth >= 0
-    assert first == (third if after == 1 else kernels.NOT_FOUND)
+    assert first == (third if after == 1 else NOT_FOUND)
     assert table.keys[table.in_use()].tolist() == [7]
 
 
@@ -274,7 +276,7 @@ def test_a_full_table_shares_frees_the_oldest_and_says_how_many():
     table.resolve(np.arange(1, 17), np.ones(16, np.int64))
     table.sweep(100)
     table.resolve(np.arange(5, 17), np.ones(12, np.int64))
-    assert table.resolve(np.arange(17, 20), np.ones(3, np.int64)).tolist() == [kernels.NOT_FOUND] * 3
+    assert table.resolve(np.arange(17, 20), np.ones(3, np.int64)).tolist() == [NOT_FOUND] * 3
     table.sweep(200)
     assert sorted(table.keys[table.in_use()]) == list(range(3, 17)), "an eighth is free: keys 1 and 2 were oldest"
     assert (table.counts.evicted, table.counts.refused) == (2, 3)
@@ -333,7 +335,7 @@ def churn(table, seed, laps):
 def test_a_kill_at_any_moment_leaves_whole_rows(kills):
     options = DynamicOptions(keys=1_000, admit_after=2, expire_after_examples=300)
     rows = options.rows(1)
-    memory = np.frombuffer(mmap.mmap(-1, options.layout(rows).size), np.uint8)
+    memory = np.frombuffer(mmap.mmap(-1, KeyLayout(rows, options.counts).size), np.uint8)
     shared = np.frombuffer(mmap.mmap(-1, 4 * rows * (WIDTH + 2)), np.float32)
     values = shared[: rows * WIDTH].reshape(rows, WIDTH), shared[rows * WIDTH :].reshape(rows, 2)
     table, *_ = table_over(options, memory, values, rows=rows)

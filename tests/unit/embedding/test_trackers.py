@@ -197,7 +197,7 @@ def test_a_list_that_grows_while_it_is_taken_stays_within_its_space():
         while not ended.is_set():
             for first in range(0, rows, 1_000):
                 piece = slice(first, first + 1_000)
-                tracker_kernels.sample(accessed[piece], once[piece], parts, (1, 0), head, listed, ids)
+                tracker_kernels.sample(accessed[piece], once[piece], parts, 1, 0, head, listed, ids)
                 begun.set()
 
     sampling = threading.Thread(target=sample, daemon=True)

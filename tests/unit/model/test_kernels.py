@@ -9,6 +9,7 @@ from rows import row_options
 
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.row_optimizers import grouped_adagrad, rowwise_adagrad, sgd
 from ssmpi.embedding.table import Arena
 from ssmpi.runtime.compiled.aligned import aligned
 
@@ -24,7 +25,7 @@ def normal(generator, *shape):
 
 def test_initial_rows_are_those_of_the_formula():
     out = np.empty((5, 7), np.float32)
-    kernels.initial_rows(out, 42, 3, (100, 9), 0.25)
+    kernels.initial_rows(out, 42, 3, 100, 9, 0.25)
     expected = [initial_row(42, 3, 100 + 9 * r, 7, cardinality=16) for r in range(5)]
     np.testing.assert_array_equal(out, np.array(expected, np.float32))
 
@@ -42,7 +43,7 @@ def test_initial_rows_do_not_depend_on_placement(cardinalities, servers, seed):
 
 def test_initial_rows_are_uniform_and_uncorrelated():
     rows = np.empty((20_000, 8), np.float32)
-    kernels.initial_rows(rows, 1, 0, (0, 1), 1.0)
+    kernels.initial_rows(rows, 1, 0, 0, 1, 1.0)
     counts, _ = np.histogram(rows, bins=50, range=(-1, 1))
     chi_square = np.sum((counts - rows.size / 50) ** 2) / (rows.size / 50)
     assert chi_square < 86  # 49 degrees of freedom: one in a thousand
@@ -56,7 +57,7 @@ def test_tables_and_seeds_have_rows_of_their_own():
     for seed in (0, 1, 2):
         for table in range(26):
             out = np.empty((50, 4), np.float32)
-            kernels.initial_rows(out, seed, table, (0, 1), 1.0)
+            kernels.initial_rows(out, seed, table, 0, 1, 1.0)
             seen |= {row.tobytes() for row in out}
     assert len(seen) == 3 * 26 * 50
 
@@ -83,7 +84,7 @@ def test_updates_of_many_rows_ask_for_none_that_is_not_there(generator):
     rows = generator.permutation(40).astype(np.int32)
     expected = weights.copy()
     expected[rows] -= np.float32(0.1) * gradients
-    kernels.sgd(weights, rows, gradients, 0.1)
+    sgd(weights, rows, gradients, 0.1)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -92,7 +93,7 @@ def test_sgd_counts_every_occurrence(generator):
     rows = generator.integers(0, 9, 30).astype(np.int32)
     expected = weights.astype(float)
     np.subtract.at(expected, rows, 0.1 * gradients.astype(float))
-    kernels.sgd(weights, rows, gradients, 0.1)
+    sgd(weights, rows, gradients, 0.1)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -103,7 +104,7 @@ def test_rowwise_adagrad(generator):
         rows, gradients = generator.permutation(9)[:6].astype(np.int32), normal(generator, 6, 4)
         sums[rows] += (gradients.astype(float) ** 2).mean(axis=1)
         expected[rows] -= 0.1 * gradients / (np.sqrt(sums[rows]) + 1e-8)[:, None]
-        kernels.rowwise_adagrad(weights, state, rows, gradients, 0.1, 1e-8)
+        rowwise_adagrad(weights, state, rows, gradients, 0.1, 1e-8)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(state, sums, rtol=1e-6)
 
@@ -118,7 +119,7 @@ def test_vector_and_weight_have_an_accumulator_each(generator):
             own = gradients[:, columns].astype(float)
             sums[rows, group] += (own**2).mean(axis=1)
             expected[rows, columns] -= 0.1 * own / (np.sqrt(sums[rows, group]) + 1e-8)[:, None]
-        kernels.grouped_adagrad(weights, state, rows, gradients, 0.1, 1e-8)
+        grouped_adagrad(weights, state, rows, gradients, 0.1, 1e-8)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(state, sums, rtol=1e-6)
 
@@ -133,7 +134,7 @@ def test_first_order_weights_begin_at_zero_and_change_no_vector():
 
 def test_rowwise_adagrad_with_gradient_zero_from_state_zero_is_no_step():
     weights, state = np.ones((1, 3), np.float32), np.zeros(1, np.float32)
-    kernels.rowwise_adagrad(weights, state, np.array([0], np.int32), np.zeros((1, 3), np.float32), 0.1, 1e-8)
+    rowwise_adagrad(weights, state, np.array([0], np.int32), np.zeros((1, 3), np.float32), 0.1, 1e-8)
     np.testing.assert_array_equal(weights, 1)
 
 

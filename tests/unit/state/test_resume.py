@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_never_written_ends_nothing_but_is_named(tmp_path, 
     """As on a network disk that hangs: no other can be begun, and the end does not wait for it for ever."""
     said = []
     monkeypatch.setattr(log, "error", said.append)
-    monkeypatch.setattr(Tables, "saved", lambda tables: None)
+    monkeypatch.setattr(Tables, "_wrote", lambda tables, index: False)
     settings = ("checkpoint.every_examples=500", "checkpoint.limit_seconds=5", "topology.embedding_ps=0")
     with pytest.raises(
         DataError,

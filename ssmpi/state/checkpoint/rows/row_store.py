@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.embedding import kernels
-from ssmpi.embedding.key_kernels import NOT_FOUND, RESERVED
+from ssmpi.embedding.key_kernels import RESERVED
 from ssmpi.embedding.keyed_table import KeyedTable
 from ssmpi.embedding.placement import Part
 from ssmpi.embedding.table import Arena
+from ssmpi.runtime.compiled.hash_table import NOT_FOUND
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import ROWS

@@ -183,7 +183,7 @@ def test_a_folder_that_cannot_be_made_ends_nothing(tmp_path, small_data, monkeyp
 
 
 def test_a_model_is_not_committed_without_its_tables(tmp_path, small_data, monkeypatch):
-    monkeypatch.setattr(Tables, "saved", lambda tables: None)
+    monkeypatch.setattr(Tables, "_wrote", lambda tables, index: False)
     settings = (*SETTINGS, "checkpoint.every_examples=0", "checkpoint.limit_seconds=5", "topology.embedding_ps=0")
     with pytest.raises((DataError, PeerError), match=r"trainer 0 has not written .*embedding-0000\.h5 after"):
         train_over_threads(tmp_path, small_data, *settings)
