@@ -64,7 +64,8 @@ class RankNotes(TypedDict, total=False):
     begun: int  # the first trainer's checkpoints: the number of the newest one, which row saves refer to
     saved: Sequence[float]  # their timer: after how many examples the last one was, and when, in seconds since boot
     run_so_far: Mapping[str, Any]  # the first trainer: what no other trainer has
-    ledger: Mapping[str, Any]  # the same: which memory is valid, what was lost, and the outcome of a recovery
+    ledger: Mapping[str, Any]  # the same: which memory is valid, and what was lost
+    outcome: Mapping[str, Any]  # with it: what this recovery has come to; empty if the start is none
 
 
 class ArrayMemory(Protocol):

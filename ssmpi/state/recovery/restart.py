@@ -201,7 +201,7 @@ def take_over(plan: ResumePlan, path: Path | None) -> None:
 
 
 def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
-    """RunRecord the start, unless the same launch restarts the job (``again``), which has its own limit; set newer
+    """Record the start, unless the same launch restarts the job (``again``), which has its own limit; set newer
     checkpoints aside, so that the next job resumes from what this one saves.
     """
     if not again:

@@ -7,10 +7,11 @@ The first rank writes it, and between two jobs the launcher; anybody may read. N
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -143,31 +144,38 @@ def left(run: Path) -> Left | None:
     return Left(record.launch, record.start) if unsaved and not (run / RESULT_NAME).exists() else None
 
 
+@contextlib.contextmanager
+def _changing(run: Path) -> Iterator[dict[str, Any]]:
+    """The fields of the record; what the block replaces is written after it."""
+    with _writing:
+        before = RunRecord.read(run).found
+        found = dict(before)
+        yield found
+        if found != before:
+            atomic_file.write(run / RECOVERIES, json.dumps(found, indent=1) + "\n")
+
+
 def begin_start(run: Path, launch: str, start: int = 1) -> None:
     """Assign the run to a start of a launch."""
-    with _writing:
-        record = RunRecord.read(run)
-        earlier = record.found.get("earlier", 0) if launch == record.launch else len(record.recoveries)
-        folder = run.stat().st_ino
-        _write(run, {**record.found, "launch": launch, "start": start, "earlier": earlier, "folder": folder})
+    with _changing(run) as found:
+        earlier = found.get("earlier", 0) if launch == found["launch"] else len(found["recoveries"])
+        found |= {"launch": launch, "start": start, "earlier": earlier, "folder": run.stat().st_ino}
 
 
 def begin_timeline(run: Path, start: int = 0) -> int:
     """Start a new timeline, with this start of its launch, and return its number."""
-    with _writing:
-        found = dict(RunRecord.read(run).found)
+    with _changing(run) as found:
         if "timeline" not in found and (run / ROWS).exists():
             found["timeline"] = int(time.time())  # the record is gone: no row save may belong to the new timeline
-        timeline = found.get("timeline", 0) + 1
-        _write(run, {**found, "timeline": timeline, "first_start": start})
-        return int(timeline)
+        timeline = int(found.get("timeline", 0)) + 1
+        found |= {"timeline": timeline, "first_start": start}
+    return timeline
 
 
 def add(run: Path, recovery: dict[str, Any]) -> None:
     """Append a recovery."""
-    with _writing:
-        record = RunRecord.read(run)
-        _write(run, {**record.found, "recoveries": [*record.recoveries, recovery]})
+    with _changing(run) as found:
+        found["recoveries"] = [*found["recoveries"], recovery]
 
 
 def outcome(run: Path, more: dict[str, Any]) -> dict[str, Any]:
@@ -181,30 +189,24 @@ def outcome(run: Path, more: dict[str, Any]) -> dict[str, Any]:
     return {**more, "at": last["at"], "seconds": {"restore": round(restore, 3)}}
 
 
-def complete(run: Path, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Add an ``outcome`` to the recovery that it belongs to; returns all of that one, or an empty one if it is not the
-    last or has its outcome already.
-    """
-    with _writing:
-        record = RunRecord.read(run)
-        last = record.unfinished()
-        if not outcome or last.get("at") != outcome["at"]:
-            return {}
-        last = {**last, **outcome, "seconds": {**last["seconds"], **outcome["seconds"]}}
-        _write(run, {**record.found, "recoveries": [*record.recoveries[:-1], last]})
-        return last
+def complete(run: Path, outcome: Mapping[str, Any]) -> None:
+    """Add an ``outcome`` to the recovery that it belongs to, if that is the last one and has no outcome yet."""
+    with _changing(run) as found:
+        last = RunRecord(found).unfinished()
+        if outcome and last.get("at") == outcome["at"]:
+            last = {**last, **outcome, "seconds": {**last["seconds"], **outcome["seconds"]}}
+            found["recoveries"] = [*found["recoveries"][:-1], last]
 
 
 def rows_saved(run: Path, durations: Mapping[int, float]) -> None:
-    """RunRecord how many seconds the last save of all rows took, by embedding PS: that must outlive its memory."""
-    with _writing:
-        found = RunRecord.read(run).found
-        more = {str(server): round(seconds, 6) for server, seconds in durations.items()}
-        _write(run, {**found, SAVING: {**found.get(SAVING, {}), **more}})
+    """Record how many seconds the last save of all rows took, by embedding PS: that must outlive its memory."""
+    more = {str(server): round(seconds, 6) for server, seconds in durations.items()}
+    with _changing(run) as found:
+        found[SAVING] = {**found.get(SAVING, {}), **more}
 
 
 def count_start(run: Path, examples: int) -> None:
-    """RunRecord that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
+    """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
     before = [place for place in RunRecord.read(run).attempts if place != NOT_BEGUN]
     if before[-MOST:] == [examples] * MOST:
         raise UserError(
@@ -216,10 +218,9 @@ def count_start(run: Path, examples: int) -> None:
 
 
 def add_attempt(run: Path, examples: int) -> None:
-    """RunRecord that a job began after ``examples``, or has ``NOT_BEGUN``."""
-    with _writing:
-        record = RunRecord.read(run)
-        _write(run, {**record.found, "attempts": [*record.attempts, examples]})
+    """Record that a job began after ``examples``, or has ``NOT_BEGUN``."""
+    with _changing(run) as found:
+        found["attempts"] = [*found["attempts"], examples]
 
 
 def _earlier_attempts(run: Path) -> list[int]:
@@ -228,7 +229,3 @@ def _earlier_attempts(run: Path) -> list[int]:
         return [int(place) for place in parse_json((run / ATTEMPTS).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         return []
-
-
-def _write(run: Path, found: Mapping[str, Any]) -> None:
-    atomic_file.write(run / RECOVERIES, json.dumps(found, indent=1) + "\n")

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ssmpi.sync import Synchronizer
 
 NOTE_SECONDS = 1.0  # the greatest age of the first trainer's note
-OUTCOME = "outcome"  # in its note of the ledger: what a recovery has come to
 
 
 class TrainerMemory(NamedTuple):
@@ -271,7 +270,7 @@ class RecoveryNotes:
 
     def book(self, outcome: Mapping[str, Any]) -> None:
         """Note the ledger and, for the next start if this one is killed now, the outcome, together."""
-        self.memory.note(ledger={**self.booking.ledger.state(), OUTCOME: outcome})
+        self.memory.note(ledger=self.booking.ledger.state(), outcome=outcome)
 
     def log_recoveries(self) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
@@ -293,7 +292,8 @@ class RecoveryNotes:
         self.memory.note(run_so_far={**self._run_so_far(), **own})
 
 
-def noted_ledger(memory: RankMemory | None) -> tuple[Ledger | None, dict[str, Any]]:
+def noted_ledger(memory: RankMemory | None) -> tuple[Ledger | None, Mapping[str, Any]]:
     """The ledger that the first trainer has noted in its memory, if any, and the outcome that was noted with it."""
-    found = memory.noted.get("ledger") if memory else None
-    return (Ledger.of_state(found), found.get(OUTCOME) or {}) if found else (None, {})
+    if not memory or "ledger" not in (noted := memory.noted):
+        return None, {}
+    return Ledger.of_state(noted["ledger"]), noted.get("outcome", {})

@@ -19,7 +19,7 @@ from ssmpi.cluster import restarts as cluster_restarts
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.config import load
 from ssmpi.runtime.errors import DIVERGED, OUT_OF_MEMORY, DamageError
-from ssmpi.runtime.files import log
+from ssmpi.runtime.files import atomic_file, log
 from ssmpi.runtime.files.run_files import RECOVERIES, ROWS
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.memory_folder import in_use
@@ -371,16 +371,16 @@ def test_a_damaged_record_of_recoveries_is_named_and_kept(tmp_path, text):
 
 def test_a_row_save_and_a_recovery_are_both_recorded(tmp_path, monkeypatch):
     """Each on a thread of its own: the second must not read before the first has written."""
-    write, others = run_record._write, []
+    write, others = atomic_file.write, []
 
-    def write_late(run, found):
+    def write_late(path, text):
         if not others:
             others.append(threading.Thread(target=run_record.add, args=(tmp_path, {"at": "now"})))
             others[0].start()
             others[0].join(0.5)  # it waits
-        write(run, found)
+        write(path, text)
 
-    monkeypatch.setattr(run_record, "_write", write_late)
+    monkeypatch.setattr(atomic_file, "write", write_late)
     run_record.rows_saved(tmp_path, {0: 3.0})
     others[0].join()
     record = run_record.RunRecord.read(tmp_path)
@@ -413,9 +413,13 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
     (tmp_path / log.LOGS / "trainer-1.log").write_text("2026-11-22 12:00:02,001 h trainer 1 | the job ends: last\n")
     restart.record(tmp_path, Supervised("launch", 2, 0.0), MEMORY)
     outcome = run_record.outcome(tmp_path, {"examples": 9, "batches_repeated": 1})
-    assert run_record.complete(tmp_path, {**outcome, "at": "2026-11-22T12:00:00+00:00"}) == {}  # an older one's
-    assert run_record.complete(tmp_path, outcome)["examples"] == 9
-    assert run_record.complete(tmp_path, outcome) == run_record.outcome(tmp_path, {"examples": 11}) == {}  # it has one
+    unfinished = run_record.RunRecord.read(tmp_path).unfinished()
+    run_record.complete(tmp_path, {**outcome, "at": "2026-11-22T12:00:00+00:00"})  # an older one's
+    assert run_record.RunRecord.read(tmp_path).unfinished() == unfinished
+    run_record.complete(tmp_path, outcome)
+    assert run_record.RunRecord.read(tmp_path).recoveries[-1]["examples"] == 9
+    run_record.complete(tmp_path, {**outcome, "examples": 11})  # it has one
+    assert run_record.outcome(tmp_path, {"examples": 11}) == {}
     (only,) = json.loads((Path(tmp_path) / RECOVERIES).read_text())["recoveries"]
     assert (only["start"], only["how"], only["why"], only["lost"]) == (2, "memory", "last", "")
     assert (only["examples"], only["batches_repeated"]) == (9, 1)
