@@ -100,7 +100,7 @@ class Feed:
         """
         mine, buffer, ahead = self._threads[thread], self.reader.buffer(), int(self._options.ahead)
         begun, given, last = mine.begun, list[Rows](), None
-        cutter = BatchCutter(buffer, self._options.data.batch_size)
+        cutter, trained = BatchCutter(buffer, self._options.data.batch_size), self.trained.add
         mine.begun, mine.given, mine.interrupted = [], given, False
         while not must_pause():
             piece = begun.pop(0) if begun else self._piece(next_number(thread))
@@ -117,7 +117,7 @@ class Feed:
                 given.append(last)
                 yield batch
                 if len(given) > ahead:
-                    self.trained.add(thread, given.pop(0))
+                    trained(thread, given.pop(0))
             if start < end:
                 begun.insert(0, piece._replace(start=start))
         mine.interrupted, mine.given = True, []
