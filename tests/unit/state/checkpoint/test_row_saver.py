@@ -21,6 +21,7 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, scope_of
 from ssmpi.runtime.errors import DataError, SettingsError
+from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import RECOVERIES, unknown_entries
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
@@ -358,15 +359,14 @@ def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatc
     """``recoveries.json`` is written again and again while training goes on; saves that fail end nothing either."""
     results = RunResults(tmp_path, SimpleNamespace(log_seconds=1.0, tensorboard=False), Topology(embedding_ps=2), 100)
     line = {"ps": 1, "rows": 3, "bytes": 12, "covered": 1.0, "write_seconds": 0.1, "position": 50}
-    timed = {"all_rows_seconds": 0.5}
-    results.rows_saved([{**line, **timed}])
+    results.rows_saved([{**line, "all_rows_seconds": 0.5}])
 
-    def full(run, found):
-        raise OSError(28, "No space left on device", str(run / RECOVERIES))
+    def full(path, text):
+        raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_record, "_write", full)
-        results.rows_saved([{**line, **timed}])
+        patch.setattr(atomic_file, "write", full)
+        results.rows_saved([{**line, "all_rows_seconds": 0.75}])
     assert said == [
         "training continues, but how long row saves take is not recorded: [Errno 28] No space left on device:"
         f" '{tmp_path / RECOVERIES}'"
