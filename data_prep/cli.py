@@ -21,7 +21,7 @@ from ssmpi.runtime.host.startup import print_any_text
 GIB = 1 << 30
 MOST_GIB = 1 << 20
 LATE = {  # module and help; imported on demand, because only they need compiled code or scikit-learn
-    "synthesize": ("synthetic.command", "make synthetic raw logs to try things with"),
+    "synthesize": ("synthetic.synthesize", "make synthetic raw logs to try things with"),
     "baseline": ("check.baseline", "score the constant and a logistic regression on a prepared data set"),
 }
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.pieces import Block, OpenPiece, Piece, Unit
+from data_prep.rows import Rows
+from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.files import atomic_file
 
 FILE_BYTES = 16 << 20  # about: what has been read gives its memory and disk to what is written
@@ -96,7 +98,7 @@ class RowFile:
             pickler = pickle.Pickler(_Unbuffered(out), pickle.HIGHEST_PROTOCOL)
             for rows, taken in blocks:
                 with atomic_file.naming(self.path):
-                    pickler.dump((replace(rows, dense=np.ascontiguousarray(rows.dense)), taken))
+                    pickler.dump((*_narrow(rows), taken))
                 self.blocks += 1
                 yield rows, taken
                 if out.tell() >= FILE_BYTES:
@@ -109,10 +111,10 @@ class RowFile:
             unpickler = pickle.Unpickler(file)
             for _ in range(self.blocks):
                 try:
-                    block = unpickler.load()
+                    rows, columns, taken = unpickler.load()
                 except (EOFError, pickle.UnpicklingError) as error:
                     raise OSError(errno.EIO, "ends too early", str(self.path)) from error
-                yield block
+                yield _widened(rows, columns), taken
 
 
 @dataclass(frozen=True)
@@ -125,3 +127,35 @@ class _Unbuffered:
         array = np.frombuffer(content, np.uint8)
         atomic_file.write_all(self.out, array)
         return array.size
+
+
+def _narrow(rows: Rows) -> tuple[Rows, list[np.ndarray]]:
+    """Rows with small codes of tokens and without dense values; and these, as float32 where that is exact."""
+    columns: list[np.ndarray] = []
+    for values in rows.dense:
+        narrow = np.empty(rows.rows, np.float32)
+        columns.append(narrow if _narrowed(values, narrow) else np.ascontiguousarray(values))
+    tokens = [
+        one if one.codes is None else replace(one, codes=one.codes.astype(np.min_scalar_type(len(one.values))))
+        for one in rows.tokens
+    ]
+    return replace(rows, dense=rows.dense[:0], tokens=tokens), columns
+
+
+def _widened(rows: Rows, columns: list[np.ndarray]) -> Rows:
+    """As before ``_narrow``."""
+    dense = np.empty((len(columns), rows.rows))
+    for values, narrow in zip(dense, columns, strict=True):
+        values[:] = narrow
+    tokens = [one if one.codes is None else replace(one, codes=one.codes.astype(np.int32)) for one in rows.tokens]
+    return replace(rows, dense=dense, tokens=tokens)
+
+
+@njit(cache=True, nogil=True)
+def _narrowed(values: np.ndarray, narrow: np.ndarray) -> bool:
+    """Copy float64 to float32 (rows,); whether all are the same."""
+    exact = True
+    for row in range(values.size):
+        narrow[row] = values[row]
+        exact &= np.float64(narrow[row]) == values[row] or np.isnan(values[row])
+    return exact

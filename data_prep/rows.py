@@ -4,7 +4,7 @@ few different ones there are, or lists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -177,6 +177,23 @@ class Rows:
         values = np.where(there, chosen.dense, 0)
         into.moments += np.stack([there.sum(axis=1), values.sum(axis=1), (values * values).sum(axis=1)], axis=1)
         return chosen
+
+
+class BadRows(dict[int, tuple[str, str]]):
+    """What is wrong with rows, by number: the reason, and what was found with the remedy."""
+
+    def add(self, where: np.ndarray, reason: str, found: Callable[[int], str]) -> None:
+        """Note the rows where bool (rows,) is set, and what is ``found`` in each."""
+        for row in map(int, np.flatnonzero(where)):
+            self[row] = reason, found(row)
+
+    def left_out_of(self, rows: Rows) -> Rows:
+        """The good rows."""
+        if not self:
+            return rows
+        good = np.ones(rows.rows, dtype=bool)
+        good[list(self)] = False
+        return rows.take(good)
 
 
 @njit(cache=True, nogil=True)

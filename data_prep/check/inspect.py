@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,25 +28,15 @@ FOLLOWED_IDS = 1 << 20  # ids are ordered by frequency, so the top ids are far b
 TOP = 3
 
 
-@dataclass
 class Totals:
     """Totals over the rows of all shards."""
 
-    manifest: DatasetManifest
-    rows: int = 0
-    low: np.ndarray = field(init=False)
-    high: np.ndarray = field(init=False)
-    sums: np.ndarray = field(init=False)
-    counts: list[np.ndarray] = field(init=False)
-    lengths: np.ndarray = field(init=False)
-    longest: np.ndarray = field(init=False)
-    empty: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        dense, lists = len(self.manifest.features.dense), len(self.manifest.features.lists)
+    def __init__(self, manifest: DatasetManifest) -> None:
+        self.manifest, self.rows = manifest, 0
+        dense, lists = len(manifest.features.dense), len(manifest.features.lists)
         self.lengths, self.longest, self.empty = (np.zeros(lists, np.int64) for _ in range(3))
         self.low, self.high, self.sums = np.full(dense, np.inf), np.full(dense, -np.inf), np.zeros(dense)
-        self.counts = [np.zeros(min(c, FOLLOWED_IDS) + 1, dtype=np.int64) for c in self.manifest.cardinalities]
+        self.counts = [np.zeros(min(c, FOLLOWED_IDS) + 1, dtype=np.int64) for c in manifest.cardinalities]
 
     def add(self, columns: Columns) -> None:
         """Add a block of rows."""

@@ -151,8 +151,8 @@ class DistinctStrings:
 class StringReader:
     """Reads strings of which nothing but tokens is needed; remembers the last dictionary of each encoded column."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._missing = missing_values(schema)
+    def __init__(self, missing: pa.Array) -> None:
+        self._missing = missing
         self._distinct: dict[str, DistinctStrings] = {}
 
     def tokens(self, name: str, column: pa.Array) -> Tokens:

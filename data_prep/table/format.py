@@ -16,7 +16,7 @@ from data_prep.pieces import RawSource
 from data_prep.preparation import RowFormat
 from data_prep.ranks import RawDataError
 from data_prep.rows import Rows
-from data_prep.table.arrow_strings import ARROW, StringReader, missing_values
+from data_prep.table.arrow_strings import ARROW
 from data_prep.table.row_builder import RowBuilder
 from data_prep.table.schema import KEYS, STRING, Schema, some
 from ssmpi.runtime.compiled.jit import njit
@@ -51,7 +51,6 @@ class TableFormat(RowFormat):
         self.min_counts = [column.min_count for column in columns]
         self.hash_ranges, self.hashes = [column.hash for column in columns], [c.type == STRING for c in columns]
         self._builder = RowBuilder(schema, seed, only_train, _splits_of_files(schema, sources))
-        self._missing, self._strings = missing_values(schema), StringReader(schema)
 
     def identity(self) -> dict[str, Any]:
         """The schema."""

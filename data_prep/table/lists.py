@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.raw.text_stream import shorten
-from data_prep.rows import TokenLists
-from data_prep.table.arrow_strings import ARROW, cast_or_null, missing_values, null_where_missing, tokens_of
-from data_prep.table.schema import BRACKETS, INTEGER, STRING, ListColumn, Schema
+from data_prep.rows import BadRows, TokenLists
+from data_prep.table.arrow_strings import ARROW, cast_or_null, null_where_missing, tokens_of
+from data_prep.table.schema import BRACKETS, INTEGER, STRING, ListColumn
 from data_prep.table.text_values import lists_in_brackets
 
 NOT_INTEGER, TOO_LONG, NOT_LIST = "value of {}", "length of {}", "list of {}"  # reasons
@@ -21,18 +21,18 @@ WRONG_COUNT, NO_NUMBER = "number of {}", "value of {}"
 
 
 class ListReader:
-    """Reads the list columns of a schema."""
+    """Reads list columns; ``missing``: see ``missing_values``."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._missing = missing_values(schema)
+    def __init__(self, missing: pa.Array) -> None:
+        self._missing = missing
 
     def read(
         self, name: str, column: ListColumn, values: pa.Array, weights: pa.Array | None = None
-    ) -> tuple[TokenLists, dict[int, tuple[str, str]]]:
+    ) -> tuple[TokenLists, BadRows]:
         """The lists of some rows, and what is wrong with the bad ones. A missing list is empty; missing values in one
         are left out, and so are their weights.
         """
-        bad = dict[int, tuple[str, str]]()
+        bad = BadRows()
         lists = self._lists(name, values, column.separator, bad)
         of, each = _rows_of(lists), _each(lists)
         gone = self._gone(each)
@@ -47,7 +47,7 @@ class ListReader:
         found = TokenLists(tokens_of(each), _ends(of, len(lists)), weighing)
         return self._bounded(name, column, values, found, bad), bad
 
-    def _lists(self, name: str, values: pa.Array, separator: str, bad: dict[int, tuple[str, str]]) -> pa.Array:
+    def _lists(self, name: str, values: pa.Array, separator: str, bad: BadRows) -> pa.Array:
         """Lists of a list column or of text: null if missing, or if the text is no list, which ``bad`` then names."""
         if are_lists(values.type):
             return values
@@ -57,9 +57,9 @@ class ListReader:
         if separator != BRACKETS:
             return pc.split_pattern(texts, pattern=separator)
         lists = lists_in_brackets(texts)
-        for row in np.flatnonzero(pc.and_(lists.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False)):
-            found = f"{name} is {shown(texts[int(row)])}, no list in brackets such as [7, 12]; repair or remove the row"
-            bad[int(row)] = (NOT_LIST.format(name), found)
+        remedy = "no list in brackets such as [7, 12]; repair or remove the row"
+        wrong = pc.and_(lists.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False)
+        bad.add(wrong, NOT_LIST.format(name), lambda row: f"{name} is {shown(texts[row])}, {remedy}")
         return lists
 
     def _gone(self, each: pa.Array) -> np.ndarray:
@@ -70,19 +70,18 @@ class ListReader:
         found: np.ndarray = gone.to_numpy(zero_copy_only=False)
         return found
 
-    def _bounded(
-        self, name: str, column: ListColumn, values: pa.Array, lists: TokenLists, bad: dict[int, tuple[str, str]]
-    ) -> TokenLists:
+    def _bounded(self, name: str, column: ListColumn, values: pa.Array, lists: TokenLists, bad: BadRows) -> TokenLists:
         """Lists that are not too long; the others are cut, or added to the bad rows."""
         if column.truncate:
             return lists.cut(column.longest)
         lengths = lists.lengths
-        for row in np.flatnonzero(lengths > column.longest):
-            bad[int(row)] = (
-                TOO_LONG.format(name),
-                f"{name} has {lengths[row]:,} values, and longest = {column.longest:,} in {shown(values[int(row)])}; "
-                f"raise longest of list.{name} in the schema, write truncate = true there, or remove the row",
-            )
+        remedy = f"raise longest of list.{name} in the schema, write truncate = true there, or remove the row"
+
+        def found(row: int) -> str:
+            most = f"longest = {column.longest:,}"
+            return f"{name} has {lengths[row]:,} values, and {most} in {shown(values[row])}; {remedy}"
+
+        bad.add(lengths > column.longest, TOO_LONG.format(name), found)
         return lists
 
 
@@ -104,7 +103,7 @@ def _ends(of: np.ndarray, rows: int) -> np.ndarray:
     return np.cumsum(np.bincount(of, minlength=rows)) if rows else np.empty(0, np.int64)
 
 
-def _integers(name: str, each: pa.Array, of: np.ndarray, bad: dict[int, tuple[str, str]]) -> pa.Array:
+def _integers(name: str, each: pa.Array, of: np.ndarray, bad: BadRows) -> pa.Array:
     """Values as int64, 0 for what is no integer, whose rows are bad."""
     if pa.types.is_integer(each.type):
         return each.cast(ARROW[INTEGER], safe=False)
@@ -116,7 +115,7 @@ def _integers(name: str, each: pa.Array, of: np.ndarray, bad: dict[int, tuple[st
 
 
 def weights_of(
-    name: str, column: ListColumn, lists: tuple[pa.Array, pa.Array], there: np.ndarray, bad: dict[int, tuple[str, str]]
+    name: str, column: ListColumn, lists: tuple[pa.Array, pa.Array], there: np.ndarray, bad: BadRows
 ) -> np.ndarray:
     """Weights float32 (values,) of all values of some rows, from ``lists`` of the values and of their weights. Rows
     that have another number of weights, or no finite one for a value that is ``there``, bool (values,), are added to
@@ -124,12 +123,14 @@ def weights_of(
     """
     counts, weighed = (lengths_of(some) for some in lists)
     fits = counts == weighed
-    for row in np.flatnonzero(~fits):
-        bad[int(row)] = (
-            WRONG_COUNT.format(column.weights),
-            f"{column.weights} has {weighed[row]:,} weights, and {name} {counts[row]:,} values; repair or remove the "
-            "row",
-        )
+    bad.add(
+        ~fits,
+        WRONG_COUNT.format(column.weights),
+        lambda row: (
+            f"{column.weights} has {weighed[row]:,} weights, and {name} {counts[row]:,} values; repair or "
+            "remove the row"
+        ),
+    )
     found, texts = np.ones(len(there), np.float32), lists[1].flatten()
     places, of_texts = (np.flatnonzero(np.repeat(fits, each)) for each in (counts, weighed))
     found[places] = _weights(texts)[of_texts]

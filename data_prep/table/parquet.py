@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
@@ -16,11 +15,11 @@ from data_prep.pieces import Block, OpenPiece, Piece, RawSource, Unit
 from data_prep.preparation import Preparation
 from data_prep.ranks import RawDataError
 from data_prep.raw.text_stream import CHANGED
-from data_prep.rows import Rows
-from data_prep.table.arrow_strings import ARROW, cast_or_null, null_where_missing
+from data_prep.rows import BadRows, Rows
+from data_prep.table.arrow_strings import ARROW, cast_or_null
 from data_prep.table.format import TableFormat, partition_columns, require_columns
 from data_prep.table.lists import are_lists, usual, without_views
-from data_prep.table.row_builder import Problem, RowOrigin, without
+from data_prep.table.row_builder import RowOrigin
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
 from ssmpi.runtime.errors import DataError
 
@@ -68,7 +67,7 @@ class ParquetPiece(OpenPiece):
             for at in sorted(bad):
                 self.of.refuse(self, self.groups.row + row + at, *bad[at])
             row += batch.num_rows
-            yield without(rows, bad) if bad else rows, size * batch.num_rows // self.groups.rows
+            yield bad.left_out_of(rows), size * batch.num_rows // self.groups.rows
 
     def read_through(self) -> Iterator[int]:
         """The bytes of the row groups, for their checksum."""
@@ -139,21 +138,13 @@ class ParquetTable(TableFormat):
         except (pa.ArrowException, OSError) as error:
             raise RawDataError(f"{source.path}: damaged Parquet file ({error}); fetch it again") from error
 
-    def build(self, batch: pa.RecordBatch, origin: RowOrigin) -> tuple[Rows, dict[int, Problem]]:
+    def build(self, batch: pa.RecordBatch, origin: RowOrigin) -> tuple[Rows, BadRows]:
         """Rows of a batch, and its bad ones."""
-        columns, hashed, bad = {}, {}, dict[int, Problem]()
-        for name, kind in self._kinds.items():
-            column = batch.column(name)
-            if name in self._builder.hashed_strings:
-                hashed[name] = self._strings.tokens(name, column)
-            elif kind in (LIST, WEIGHTS):
-                columns[name] = column
-            elif kind == STRING:
-                columns[name] = null_where_missing(column.cast(ARROW[kind]), self._missing)
-            else:
-                columns[name] = _cast(name, column, kind, bad)
-        rows, others = self._builder.build(columns, batch.num_rows, origin, hashed)
-        return rows, others | bad
+        bad = BadRows()
+        columns = {name: _cast(name, batch.column(name), kind, bad) for name, kind in self._kinds.items()}
+        rows, others = self._builder.build(columns, batch.num_rows, origin)
+        others |= bad
+        return rows, others
 
     def _encoded(self, source: RawSource, groups: Groups) -> list[str]:
         """The columns of strings of some row groups to read as dictionaries: of which hashes are needed alone, and
@@ -261,18 +252,23 @@ def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield rest
 
 
-def _cast(name: str, column: pa.Array, kind: str, bad: dict[int, Problem]) -> pa.Array:
-    """Values of a column as the schema says; the rows of those that cannot be read so are bad."""
+def _cast(name: str, column: pa.Array, kind: str, bad: BadRows) -> pa.Array:
+    """Values of a column as the schema says; the rows of those that cannot be read so are bad. Text and lists stay."""
+    if kind not in CASTS:
+        return column
     if kind == INTEGER and pa.types.is_uint64(column.type):
         return column
     if kind == INTEGER and pa.types.is_floating(column.type):
         column = pa.array(column.to_numpy(zero_copy_only=False), from_pandas=True)  # null for NaN
     found = cast_or_null(column, ARROW[kind], CASTS[kind])
     if found.null_count > column.null_count:
-        for row in map(int, np.flatnonzero(pc.and_(found.is_null(), column.is_valid()))):
-            value = column[row]
-            shown, what = (value.value, "microseconds") if kind == TIMESTAMP else (value.as_py(), "an integer")
-            bad[row] = f"value of {name}", f"{name} is {shown}, not {what} of 64 bits; repair or remove the row"
+        what = "microseconds" if kind == TIMESTAMP else "an integer"
+
+        def wrong(row: int) -> str:
+            shown = column[row].value if kind == TIMESTAMP else column[row].as_py()
+            return f"{name} is {shown}, not {what} of 64 bits; repair or remove the row"
+
+        bad.add(pc.and_(found.is_null(), column.is_valid()).to_numpy(zero_copy_only=False), f"value of {name}", wrong)
     return found
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.rows import Rows, Tokens
+from data_prep.rows import BadRows, Rows, Tokens
 from data_prep.splits import draw_shards
-from data_prep.table.arrow_strings import hashes_of, tokens_of
+from data_prep.table.arrow_strings import ARROW, StringReader, hashes_of, missing_values, null_where_missing, tokens_of
 from data_prep.table.lists import ListReader
 from data_prep.table.schema import KEYS, REFUSE, STRING, Label, Schema
 
@@ -28,8 +28,6 @@ OPERATORS = {
     ">": np.greater,
     "<": np.less,
 }
-NONE: Mapping[str, Tokens] = {}
-Problem = tuple[str, str]  # the reason; what was found and the remedy
 
 
 @dataclass
@@ -47,25 +45,23 @@ class RowBuilder:
 
     def __init__(self, schema: Schema, seed: int, only_train: bool, file_splits: Sequence[int] = ()) -> None:
         self.schema, self._seed, self._only_train, self._file_splits = schema, seed, only_train, file_splits
-        self._lists = ListReader(schema)
+        self._kinds, self.missing = schema.kinds(), missing_values(schema)
+        self._strings, self._lists = StringReader(self.missing), ListReader(self.missing)
         others = {schema.label.column if schema.label else "", schema.split.column, schema.time}
         self.hashed_strings = [
             name for name, column in schema.categorical.items() if column.type == STRING and name not in others
         ]  # of which nothing but hashes is needed
 
-    def build(
-        self, columns: Mapping[str, pa.Array], rows: int, origin: RowOrigin, hashed: Mapping[str, Tokens] = NONE
-    ) -> tuple[Rows, dict[int, Problem]]:
-        """The rows, and what is wrong with the bad ones. Advances ``origin`` to the end of these rows. ``hashed``: the
-        columns whose tokens are known already.
-        """
+    def build(self, columns: Mapping[str, pa.Array], rows: int, origin: RowOrigin) -> tuple[Rows, BadRows]:
+        """The rows, and what is wrong with the bad ones. Advances ``origin`` to the end of these rows."""
         schema = self.schema
-        bad: dict[int, Problem] = {}
+        bad = BadRows()
+        columns = {name: self._strings_of(name, column) for name, column in columns.items()}
         dense = np.empty((len(schema.dense), rows))
         for f, name in enumerate(schema.dense):
             dense[f] = _numbers(columns[name])
             self._check_dense(name, dense[f], bad)
-        tokens = [hashed[name] if name in hashed else self._tokens(name, columns[name]) for name in schema.categorical]
+        tokens = [self._tokens(name, columns[name]) for name in schema.categorical]
         lists = []
         for name, listed in schema.lists.items():
             found, wrong = self._lists.read(name, listed, columns[name], columns.get(listed.weights))
@@ -79,23 +75,27 @@ class RowBuilder:
         times = times if schema.sorted else None
         return Rows(label, dense, tokens, split, times, self._only_train, lists), bad
 
+    def _strings_of(self, name: str, column: pa.Array) -> pa.Array:
+        """Strings of which more than hashes is needed as bytes, null where missing; other columns as they are."""
+        if self._kinds[name] != STRING or name in self.hashed_strings:
+            return column
+        return null_where_missing(column.cast(ARROW[STRING]), self.missing)
+
     def _tokens(self, name: str, column: pa.Array) -> Tokens:
+        if name in self.hashed_strings:
+            return self._strings.tokens(name, column)
         values = (hashes_of if self.schema.categorical[name].hash == KEYS else tokens_of)(column)
         return Tokens(values, column.is_null().to_numpy(zero_copy_only=False).view(np.uint8))
 
-    def _check_dense(self, name: str, values: np.ndarray, bad: dict[int, Problem]) -> None:
+    def _check_dense(self, name: str, values: np.ndarray, bad: BadRows) -> None:
         column = self.schema.dense[name]
         beyond = np.abs(values) > (np.finfo(np.float64).max if column.transform == "log1p" else FLOAT32_MAX)
-        for row in np.flatnonzero(beyond):
-            bad[int(row)] = ("dense value", f"{name} is {values[row]}, beyond float32; repair or remove the row")
+        bad.add(beyond, "dense value", lambda row: f"{name} is {values[row]}, beyond float32; repair or remove the row")
         if column.missing == REFUSE:
-            for row in np.flatnonzero(np.isnan(values)):
-                bad[int(row)] = (
-                    "missing value",
-                    f"{name} is missing, which the schema refuses; repair or remove the row, or write missing = 0",
-                )
+            refused = f"{name} is missing, which the schema refuses; repair or remove the row, or write missing = 0"
+            bad.add(np.isnan(values), "missing value", lambda row: refused)
 
-    def _labels(self, columns: Mapping[str, pa.Array], bad: dict[int, Problem]) -> np.ndarray:
+    def _labels(self, columns: Mapping[str, pa.Array], bad: BadRows) -> np.ndarray:
         rule = self.schema.label
         assert rule is not None
         column = columns[rule.column]
@@ -107,8 +107,7 @@ class RowBuilder:
             numbers = _numbers(column)
             values = OPERATORS[rule.operator](numbers, rule.value)
             wrong = np.isnan(numbers) if rule.operator else (numbers != 0) & (numbers != 1)
-        for row in np.flatnonzero(wrong):
-            bad[int(row)] = "label", _wrong_label(rule, column[int(row)])
+        bad.add(wrong, "label", lambda row: _wrong_label(rule, column[row]))
         return values.astype(np.uint8)
 
     def _splits(
@@ -117,7 +116,7 @@ class RowBuilder:
         times: np.ndarray | None,
         rows: int,
         origin: RowOrigin,
-        bad: dict[int, Problem],
+        bad: BadRows,
     ) -> np.ndarray | None:
         rule = self.schema.split
         if rule.by == "rows":
@@ -132,34 +131,30 @@ class RowBuilder:
             return np.searchsorted(np.cumsum(rule.shares)[:-1] * DRAWS, drawn, side="right").astype(np.uint8)
         if rule.by == "time":
             assert times is not None
-            for row in np.flatnonzero(np.isnan(times)):
-                bad[int(row)] = "time", f"{self.schema.time} is missing; repair or remove the row"
+            bad.add(np.isnan(times), "time", lambda row: f"{self.schema.time} is missing; repair or remove the row")
             found = np.searchsorted(rule.until, times, side="right")
             return np.where((found == 1) & (len(rule.until) == 1), 2, np.minimum(found, 2)).astype(np.uint8)
         column = columns[rule.column]
         values = [v.encode() if rule.type == STRING else int(v) for v in rule.values]
         of = pa.array(values).cast(column.type, safe=False)
         indices = pc.index_in(column, value_set=of).fill_null(-1).to_numpy()
-        for row in np.flatnonzero(indices < 0):
-            bad[int(row)] = (
-                "split",
-                (
-                    f"{rule.column} is {_shown(column[int(row)])}, a value of no split; "
-                    "name it in [split], or remove the row"
-                ),
-            )
+        remedy = "name it in [split], or remove the row"
+        bad.add(
+            indices < 0,
+            "split",
+            lambda row: f"{rule.column} is {_shown(column[row])}, a value of no split; {remedy}",
+        )
         return np.array(list(rule.values.values()), dtype=np.uint8)[indices]
 
-    def _check_order(self, times: np.ndarray, origin: RowOrigin, bad: dict[int, Problem]) -> None:
+    def _check_order(self, times: np.ndarray, origin: RowOrigin, bad: BadRows) -> None:
         before, schema = np.fmax.accumulate(np.concatenate([[origin.time], times])), self.schema
-        for row in np.flatnonzero(~(times >= before[:-1])):
-            bad[int(row)] = (
-                "time order",
-                (
-                    f"{schema.time} is {schema.moment(times[row])}, after a row of {schema.moment(before[row])}, but "
-                    'the split goes by the order of rows; sort the rows by time, or write split.by = "time"'
-                ),
-            )
+        remedy = 'the split goes by the order of rows; sort the rows by time, or write split.by = "time"'
+
+        def found(row: int) -> str:
+            now, earlier = schema.moment(times[row]), schema.moment(before[row])
+            return f"{schema.time} is {now}, after a row of {earlier}, but {remedy}"
+
+        bad.add(~(times >= before[:-1]), "time order", found)
         origin.time = float(before[-1])
 
 
@@ -183,10 +178,3 @@ def _numbers(column: pa.Array) -> np.ndarray:
         column = column.cast(pa.int64())
     found: np.ndarray = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return found
-
-
-def without(rows: Rows, bad: Mapping[int, Problem]) -> Rows:
-    """The good rows."""
-    good = np.ones(rows.rows, dtype=bool)
-    good[list(bad)] = False
-    return rows.take(good)

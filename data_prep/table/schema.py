@@ -229,9 +229,9 @@ def read_schema(path: Path) -> Schema:
     _known(path, "table", table, {"separator", "columns", "missing", "quoting"})
     schema = Schema(
         path=path,
-        dense={name: _dense(path, name, value) for name, value in body.get("dense", {}).items()},
-        categorical={name: _categorical(path, name, value) for name, value in body.get("categorical", {}).items()},
-        lists={name: _list(path, name, value) for name, value in body.get("list", {}).items()},
+        dense={name: _dense(path, name, value) for name, value in _section(path, body, "dense").items()},
+        categorical={n: _categorical(path, n, value) for n, value in _section(path, body, "categorical").items()},
+        lists={name: _list(path, name, value) for name, value in _section(path, body, "list").items()},
         label=_label(path, body["label"]) if "label" in body else None,
         time=_string(path, "time", body.get("time", "")),
         group=_string(path, "group", body.get("group", "")),
@@ -268,10 +268,15 @@ def _check(schema: Schema) -> None:
     schema.kinds()
 
 
-def _known(path: Path, place: str, found: object, known: set[str]) -> None:
+def _section(path: Path, body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = body.get(name, {})
     if not isinstance(found, dict):
-        raise UserError(f"{path}: {place} is {found!r}, not a table of settings")
-    for name in found:
+        raise UserError(f"{path}: {name} is {found!r}, not a table of settings")
+    return found
+
+
+def _known(path: Path, place: str, found: object, known: set[str]) -> None:
+    for name in _section(path, {place: found}, place):
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {some(sorted(known))}"

@@ -22,18 +22,17 @@ from data_prep.ranks import RawDataError
 from data_prep.raw.sources import text_format
 from data_prep.raw.text_files import TextFiles
 from data_prep.raw.text_stream import TextStream, line_of, mark_size, row_ends, shorten
-from data_prep.rows import Rows
+from data_prep.rows import BadRows, Rows
 from data_prep.table.arrow_strings import ARROW, null_where_missing
 from data_prep.table.format import TableFormat, partition_columns, require_columns
-from data_prep.table.row_builder import Problem, RowOrigin, without
-from data_prep.table.schema import LINE, LIST, MULTILINE, NUMBER, STRING, UNQUOTED, WEIGHTS, Schema
+from data_prep.table.row_builder import RowOrigin
+from data_prep.table.schema import LINE, MULTILINE, NUMBER, STRING, UNQUOTED, Schema
 from data_prep.table.text_values import READERS, first_refused
 from ssmpi.runtime.errors import DataError
 
 CONVERSION = re.compile(r"In CSV column #(\d+): .*invalid value '(.*)'", re.DOTALL)
 COUNT = re.compile(r"Expected (\d+) columns, got (\d+)")
 ROW = re.compile(r"Row #(\d+):")
-TEXT = (STRING, LIST, WEIGHTS)  # kinds of columns that are read as strings
 FEW = 512  # lines of which pyarrow is asked for the first bad one
 OPEN = (
     '{}:{}: a quote opens a value that {}, in {}; in [table] of the schema write quoting = {}"none" if quotes are part '
@@ -91,26 +90,18 @@ class TextTable(TableFormat, TextFiles):
             text = np.frombuffer(b"".join(content[lines[a] : lines[b]] for a, b in good), dtype=np.uint8)
             starts = np.concatenate([np.arange(0), *(starts[a:b] for a, b in good)]).astype(np.int64)
             table = self._read(text, names, len(starts))
-        columns, hashed = {}, {}
         for name, value in self._constants[piece.source.index].items():
             table = table.append_column(name, pa.repeat(value, table.num_rows))
-        for name, kind in self._kinds.items():
-            column = table.column(name).combine_chunks()
-            if name in self._builder.hashed_strings:
-                hashed[name] = self._strings.tokens(name, column)
-            else:
-                columns[name] = null_where_missing(column, self._missing) if kind in TEXT else column
-        rows, bad = self._builder.build(columns, table.num_rows, self._origin, hashed)
+        columns = {name: table.column(name).combine_chunks() for name in self._kinds}
+        rows, bad = self._builder.build(columns, table.num_rows, self._origin)
         bad |= self._not_numbers(columns, text, names)
         for row in sorted(bad):
             self.refuse(piece, offset + int(starts[row]), *bad[row])
-        return without(rows, bad) if bad else rows
+        return bad.left_out_of(rows)
 
-    def _not_numbers(
-        self, columns: Mapping[str, pa.Array], text: np.ndarray, names: Sequence[str]
-    ) -> dict[int, Problem]:
+    def _not_numbers(self, columns: Mapping[str, pa.Array], text: np.ndarray, names: Sequence[str]) -> BadRows:
         """Rows with a NaN in a column of numbers: Arrow reads it, but only ``table.missing`` says what is missing."""
-        bad: dict[int, Problem] = {}
+        bad = BadRows()
         for name in (name for name in names if self._kinds.get(name) == NUMBER):
             rows = np.flatnonzero(pc.is_nan(columns[name]).fill_null(False).to_numpy(zero_copy_only=False))
             written = self._columns(text, names, {name: ARROW[STRING]}).column(name) if len(rows) else []
@@ -166,7 +157,7 @@ class TextTable(TableFormat, TextFiles):
         """The table with strings of ``READERS`` read; ArrowInvalid, as the reader of CSV words it, if one is wrong."""
         for place, name in enumerate(table.column_names):
             if read := READERS.get(self._kinds[name]):
-                texts = null_where_missing(table.column(name).combine_chunks(), self._missing)
+                texts = null_where_missing(table.column(name).combine_chunks(), self._builder.missing)
                 try:
                     table = table.set_column(place, name, read(texts))
                 except pa.ArrowInvalid as error:
@@ -185,7 +176,7 @@ class TextTable(TableFormat, TextFiles):
 
     def _sound(
         self, text: bytes, lines: np.ndarray, names: Sequence[str], first: int, last: int
-    ) -> Iterator[tuple[int, int, Problem | None]]:
+    ) -> Iterator[tuple[int, int, tuple[str, str] | None]]:
         """Cut lines ``[first, last)`` into ranges that can be read, and bad ones, each with its problem."""
         try:
             self._read(text[lines[first] : lines[last]], names, last - first)
@@ -215,7 +206,7 @@ class TextTable(TableFormat, TextFiles):
             text = OPEN.format(source.path, line_of(source, at), what[0], found, what[1])
             raise RawDataError(text, (source.index, at))
 
-    def _problem(self, message: str, line: bytes, names: Sequence[str]) -> Problem:
+    def _problem(self, message: str, line: bytes, names: Sequence[str]) -> tuple[str, str]:
         row = shorten(line.rstrip(b"\r\n"))
         if count := COUNT.search(message):
             expected, got = count.groups()
@@ -224,7 +215,7 @@ class TextTable(TableFormat, TextFiles):
             return self._wrong_value(names[int(conversion[1])], shorten(conversion[2].encode()))
         return "row", f"{message} in {row}; a row is one line; repair or remove it"
 
-    def _wrong_value(self, name: str, shown: str) -> Problem:
+    def _wrong_value(self, name: str, shown: str) -> tuple[str, str]:
         kind = {"number": "a number", "integer": "an integer", "timestamp": "a time"}.get(self._kinds[name], "text")
         remedy = "repair or remove the row, or name the value in table.missing of the schema"
         if self.schema.label and name == self.schema.label.column:

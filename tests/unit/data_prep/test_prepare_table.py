@@ -336,6 +336,7 @@ WRONG = [
     (settings("[categorical]", "user = {}\n[categorical]"), "out.toml: 'user' is in [dense] and in [categorical]"),
     (settings("[categorical]", "rating = {}\n[categorical]"), "out.toml: the label 'rating' is a feature too"),
     (settings('time = "day"', ""), 'out.toml: split.by = "time" needs a column of time'),
+    (settings(COLUMNS, 'dense = 3\n[categorical]\nuser = "integer"\n'), "out.toml: dense is 3, not a table of settin"),
     (settings("", "", '[split]\nby = "row"'), "out.toml: split.by is 'row'; write one of rows, random, column, fi"),
     (settings("", "", "[split]\nshares = [0.5, 0.4]"), "out.toml: split.shares is [0.5, 0.4]; write shares"),
     (settings("", "", '[split]\nby = "time"'), "out.toml: split by time: write train_until ="),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.raw.parser import DENSE_NAMES, SPARSE_NAMES
-from data_prep.synthetic import command as module
+from data_prep.synthetic import synthesize as module
 from data_prep.synthetic.synthesize import SynthesisPlan, synthesize
 from data_prep.synthetic.teacher import (
     KAGGLE_CARDINALITIES,
