@@ -1,1 +1,1 @@
-"""Raw Criteo text: reading, parsing, splitting into pieces."""
+"""Raw files: which ones there are, their text and its pieces, and the parser of Criteo's rows."""

@@ -1,1 +1,1 @@
-"""HDF5 shards and the output folder: layout, packing, scattering and gathering of rows, provenance."""
+"""HDF5 shards and the output folder: packing, scattering and gathering of rows, provenance."""
