@@ -4,6 +4,7 @@ import re
 import tomllib
 
 import pytest
+from strength import one_at_a_time
 
 from data_prep.cli import main
 from data_prep.table import guess as guessing
@@ -33,8 +34,11 @@ def sometimes(missing, make):
 BASE = {"click": lambda i: i % 2, "user": lambda i: f"u{i % 9}"}
 
 
-@pytest.mark.parametrize("missing", ["NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N", "#N/A", "-"])
-@pytest.mark.parametrize("make", [lambda i: i / 8, lambda i: i, lambda i: f"2026-03-{1 + i % 28:02}"])
+MISSING = ["NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N", "#N/A", "-"]
+VALUES = [lambda i: i / 8, lambda i: i, lambda i: f"2026-03-{1 + i % 28:02}"]
+
+
+@pytest.mark.parametrize(("missing", "make"), one_at_a_time(MISSING, VALUES))
 def test_missing_values_of_numbers_are_named(missing, make, tmp_path):
     text = guess(tmp_path, BASE | {"column": sometimes(missing, make)})
     assert tomllib.loads(text)["table"]["missing"] == ["", missing]
@@ -46,6 +50,11 @@ def test_missing_values_leave_ids_integers(tmp_path):
     schema = read_schema(tmp_path / "schema.toml")
     assert schema.categorical["item_id"].type == "integer"
     assert list(schema.dense) == ["a"]
+
+
+def test_whole_numbers_that_the_preparation_reads_as_no_integers_are_none(tmp_path):
+    guess(tmp_path, BASE | {"item_id": lambda i: f"{1 + i % 90}e2"})
+    assert list(read_schema(tmp_path / "schema.toml").dense) == ["item_id"]
 
 
 def test_words_of_text_are_not_missing(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from full_disk import full_disk_in
+from strength import one_at_a_time
 from test_prepare_lists import COLUMNS as WITH_LISTS
 from test_prepare_lists import write_parquet as write_lists
 from test_prepare_table import BY_TIME, COLUMNS, FOLDS, ROWS, SMALL, change, content, prepare, write_parquet
@@ -86,8 +87,9 @@ def decoded(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("split", ["", BY_TIME, FOLDS], ids=["rows", "time", "column"])
-@pytest.mark.parametrize("more", [[], ["--on-bad-row", "skip"], ["--fit-on", "all"]])
+@pytest.mark.parametrize(
+    ("more", "split"), one_at_a_time([[], ["--on-bad-row", "skip"], ["--fit-on", "all"]], ["", BY_TIME, FOLDS])
+)
 def test_each_piece_is_decoded_once_for_the_same_bytes(split, more, tmp_path, monkeypatch, decoded, capsys):
     rows = change(7, "rating", "") if more[:1] == ["--on-bad-row"] else ROWS
     file, real, kept = write_parquet(tmp_path / "a.parquet", rows), passes.scatter, []

@@ -5,6 +5,7 @@ again, whatever ends a preparation in between.
 import threading
 
 import pytest
+from strength import one_at_a_time
 from test_prepare_keys import ONCE
 from test_prepare_table import BY_TIME, FOLDS, ROWS, SMALL, content, prepare, write_csv, write_parquet
 
@@ -44,8 +45,9 @@ def spied(open_pieces, pieces):
     return spy
 
 
-@pytest.mark.parametrize("split", ["", BY_TIME, FOLDS, RANDOM], ids=["rows", "time", "column", "random"])
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.parquet"])
+@pytest.mark.parametrize(
+    ("name", "split"), one_at_a_time(["a.csv", "a.csv.gz", "a.parquet"], ["", BY_TIME, FOLDS, RANDOM])
+)
 def test_the_rows_are_those_of_two_passes(name, split, tmp_path, monkeypatch, opened, capsys):
     file = (write_parquet if name == "a.parquet" else write_csv)(tmp_path / name)
     assert prepare(tmp_path, file, ONCE + split, *SMALL, "--hash") == 0
