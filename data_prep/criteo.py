@@ -78,7 +78,8 @@ def encode(
     for source in sources:
         with TextStream(source) as stream:
             piece = TextPiece(piece=(source.index, 0), source=source, stop=1 << 62, stream=stream, parse=of.parse)
-            for rows, _ in piece.read():
+            for text, offset in stream.blocks(piece.stop):
+                rows = of.parse(text, offset, piece)
                 ids = np.ascontiguousarray(encoder.ids(rows).T)
                 yield ids, logarithms(rows.dense.T), rows.label.copy() if of.labelled else None
 

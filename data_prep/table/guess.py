@@ -294,33 +294,33 @@ def _dates(column: pa.ChunkedArray) -> tuple[list[str], bool]:
     return [str(values[place]) for place in places], len(values) == len(column)
 
 
-def _column(name: str, column: pa.ChunkedArray, declared: str, *, hashed: bool) -> tuple[str, str]:
-    """Section and line of a column, of the type that its name has ``declared``, if any."""
+def _column(name: str, column: pa.ChunkedArray, declared: str, *, hashed: bool) -> Line:
+    """The line of a column, of the type that its name has ``declared``, if any."""
     kind, key = column.type, name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
     if reason := _useless(name, column, declared):
-        return "unused", f"# {key}: {reason}left out"
+        return Line("unused", f"# {key}: {reason}left out")
     if pa.types.is_nested(kind) or declared == "token_seq":
-        return "list", _list(key, column, " " if declared else "")
+        return Line("list", _list(key, column, "" if pa.types.is_nested(kind) else " "))
     if kind in TEXTS and not declared and (separator := separator_of(column[:LIST_ROWS])):
-        return "list", _list(key, column, separator)
+        return Line("list", _list(key, column, separator))
     values = pc.count_distinct(column).as_py()
     scaled = "; takes a pass over the files, none and log1p do not" * hashed
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         ids = "; beyond 2^53: if these are ids, they are strings of [categorical]"
         scaled += ids * (pc.max(pc.abs(column.cast(pa.float64()))).as_py() >= EXACT)
-        return "dense", f'{key} = "standardize"  # {values:,} values{scaled}'
+        return Line("dense", f'{key} = "standardize"  # {values:,} values{scaled}')
     integer, plain = pa.types.is_integer(kind), ATOMIC.sub(r"\1", name.lower())
     if integer and (declared == "float" or (not declared and values > FEW and not IDS.search(plain))):
         positive = pc.min(column).as_py() >= 0
         line = f'{key} = "{"log1p" if positive else "standardize"}"  # {values:,} values{scaled * (not positive)}'
-        return "dense", _unless_row_numbers(line, column)
+        return Line("dense", _unless_row_numbers(line, column))
     rare = ", hash = true" if hashed else ", min_count = 2" if values > MANY else ""
     more = _of_numbers(column.drop_null()) if kind in TEXTS else ""
     kind_name = "integer" if integer or pa.types.is_boolean(kind) else "string"
     line = f'{key} = {{ type = "{kind_name}"{rare} }}  # {values:,} values'
     if not more:
         line = _unless_row_numbers(line, column)
-    return "categorical", line + ("" if hashed or not rare else OR_KEYS) * (line[0] != "#") + more
+    return Line("categorical", line + ("" if hashed or not rare else OR_KEYS) * (line[0] != "#") + more)
 
 
 def _useless(name: str, column: pa.ChunkedArray, declared: str) -> str:
