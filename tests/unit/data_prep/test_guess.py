@@ -288,3 +288,13 @@ def test_ids_beyond_64_bits_are_strings(tmp_path):
     guess(tmp_path, BASE | {"session": lambda i: 2**63 + i % 90, "price": lambda i: i / 8})
     schema = read_schema(tmp_path / "schema.toml")
     assert (schema.categorical["session"].type, list(schema.dense)) == ("string", ["price"])
+
+
+def test_lists_of_parquet_need_no_separator_whatever_their_names_declare(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns = {"click:float": [0.0, 1.0] * 30, "tags:token_seq": [["a", "b"], ["c"]] * 30}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    assert main(["table", "--guess", "--schema", str(tmp_path / "s.toml"), str(tmp_path / "a.parquet")]) == 0
+    assert '\n"tags:token_seq" = { type = "string", longest = 2 }  # 3 values\n' in (tmp_path / "s.toml").read_text()
