@@ -307,7 +307,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(
         f"wrote {rows:,} rows, {sum(f['bytes'] for f in files) / 1e9:.2f} GB in {seconds:.1f} s: {plan.folder / names}"
     )
-    print("the teacher's own scores, which no model can beat but by luck:")
+    print("the teacher's own scores, which a model can beat only by luck:")
     for name, part in {"all": record["overall"], **record["ranges"], **record.get("days", {})}.items():
         print(f"  {name:<10} {_scores(part)}")
     print(f"kept in {plan.folder / TEACHER_NAME}")
