@@ -97,10 +97,10 @@ def _release(typing: Any, address: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def release(kernels: Kernels) -> None:
-    """Release the AMX tiles; call after the products of a step."""
-    if kernels.release:
-        _release(kernels.release)  # type: ignore[call-arg]  # the typing context is numba's to give
+def release(function: int) -> None:
+    """Release the AMX tiles, by ``Kernels.release``; call after the products of a step."""
+    if function:
+        _release(function)  # type: ignore[call-arg]  # the typing context is numba's to give
 
 
 @njit(cache=True, nogil=True)

@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.model import blas, brgemm, gemm, kernels, onednn_gemm
-from ssmpi.model.gemm import Gemm
-from ssmpi.model.instructions import deferrable, run
-from ssmpi.model.messages import NOBODY, Channel, Mail
+from ssmpi.model import blas, brgemm, kernels, onednn_gemm
+from ssmpi.model.brgemm import Kernels
+from ssmpi.model.instructions import addresses, call
+from ssmpi.model.messages import NOBODY, Channel
 from ssmpi.model.optimizers import at_step, update
-from ssmpi.model.program import (
-    BY_A,
-    COLUMNS,
-    DETAIL,
-    FLAGS,
-    HALF,
-    INPUTS,
-    KIND,
-    LINEAR,
-    OUT,
-    OUTPUTS,
-    WEIGHT,
-    A,
-    Program,
+from ssmpi.model.program import COLUMNS, FLAGS, HALF, INPUTS, KIND, LINEAR, OUT, OUTPUTS, ROWS_PLACE, WEIGHT, A, Program
+from ssmpi.model.step_args import (
+    BY_ROWS,
+    BY_VALUES,
+    DEFERRED,
+    EXAMPLES,
+    FIRST,
+    FUNCTIONS,
+    GRADIENTS,
+    IN_PIECES,
+    LAST,
+    RELEASE,
+    ROWS,
+    SINGLE,
+    TABLE,
+    VALUES,
+    WEIGHTS,
+    operands,
 )
 from ssmpi.runtime.compiled.aligned import aligned
 from ssmpi.runtime.compiled.jit import njit
@@ -57,23 +61,26 @@ class CompiledStep:
     ``ThreadModel.forward_backward``.
 
     Create it on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), in the layout of the
-    program's part; ``sgemm`` is the address of BLAS's function, ``kernels`` are oneDNN's, used instead of it at least
+    program's part; without gradients it can ``score`` only; ``sgemm`` is the address of BLAS's function, ``kernels`` are oneDNN's, used instead of it at least
     for bfloat16. Parts of one network meet by a ``channel``.
     """
 
     def __init__(
-        self, program: Program, weights: np.ndarray, gradients: np.ndarray, sgemm: int,
-        kernels: brgemm.Kernels = brgemm.NONE, channel: Channel = NOBODY,
+        self, program: Program, weights: np.ndarray, gradients: np.ndarray | None, sgemm: int,
+        kernels: Kernels = brgemm.NONE, channel: Channel = NOBODY,
     ) -> None:  # fmt: skip
         blas.use_one_thread()
-        operands = onednn_gemm.operands(kernels, program.layers, PIECE)
+        by = onednn_gemm.operands(kernels, program.layers, PIECE)
         values, by_values = aligned((2, PIECE * program.floats))
-        arrays = operands.copies, operands.buffer, program.table, weights, gradients, values, by_values
+        instructions = program.table, addresses(program.table, kernels, backward=gradients is not None)
+        gradients = np.empty(0, np.float32) if gradients is None else gradients
         assert program.estimates
         estimates = program.estimates.values
         self._deferred = np.zeros(3, np.int64)
-        mail = channel.addresses, channel.failed
-        self.args = KernelArgs((sgemm, *kernels, channel.limit), (*arrays, self._deferred, *mail, estimates))
+        arrays = by.copies, by.buffer, *instructions, weights, gradients, values, by_values, self._deferred
+        of_piece = [0] * (BY_ROWS + 2 - EXAMPLES)
+        numbers = sgemm, *kernels, channel.limit, *of_piece
+        self.args = KernelArgs(numbers, (*arrays, channel.addresses, channel.failed, estimates))
         self.results = Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -93,7 +100,7 @@ class CompiledStep:
 
     def finish(self) -> None:
         """Compute the deferred gradients: ``gradients`` then holds all of them."""
-        if self._deferred[EXAMPLES]:
+        if self._deferred[LEFT]:
             finish(self.args.words, 0)
 
     def update(self, optimizer: np.ndarray, factor: float) -> None:
@@ -101,14 +108,11 @@ class CompiledStep:
         _update(self.args.words, optimizer, factor)
 
 
-# Places in the arguments, after four addresses.
-LIMIT, COPIES, BUFFER, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, ADDRESSES, FAILED = 4, *range(5, 25, 2)
-ESTIMATES = FAILED + 2
 # Places in an optimizer's arguments, after the number of parameters that it steps and that of its state's vectors.
 NUMBERS, STEPS, STATE = 2, 4, 6
 # Of the piece whose weight gradients are deferred: examples, 0 if there is none; whether it is the only one; and where
 # in the vector those begin that have been computed meanwhile.
-EXAMPLES, FRESH, COMPLETE = range(3)
+LEFT, FRESH, COMPLETE = range(3)
 
 
 @njit(cache=True, nogil=True)
@@ -120,83 +124,73 @@ def run_step(
     cache when the next one reads it. Without ``learn``, up to the logits. A part that is not at home has no ``labels``;
     the size of ``logits`` is that of its batch.
     """
-    weights, gradients = array_at(args, WEIGHTS, np.float32), array_at(args, GRADIENTS, np.float32)
     values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
-    table, deferred, count = _table(args), array_at(args, DEFERRED, np.int64), len(logits)
-    by, mail = _gemm(args, count > PIECE), mail_of(args)
-    deferred[EXAMPLES] = 0
+    deferred, count = array_at(args, DEFERRED, np.int64), len(logits)
+    deferred[LEFT] = 0
     if not count:
         if learn:
-            gradients[:] = 0.0
+            array_at(args, GRADIENTS, np.float32)[:] = 0.0
         return
-    _refresh(by, table, weights)
-    estimates = array_at(args, ESTIMATES, np.float64)
-    features, own, by_own = dense.reshape(dense.size), rows.reshape(rows.size), by_rows.reshape(by_rows.size)
     size = -(-count // -(-count // PIECE)) if learn else PIECE
+    features, own, by_own = dense.reshape(dense.size), rows.reshape(rows.size), by_rows.reshape(by_rows.size)
     across, width = dense.shape[1], rows.size // count
+    args[IN_PIECES] = count > PIECE
     for start in range(0, count, size):
         stop = min(start + size, count)
         n = stop - start
+        args[EXAMPLES], args[FIRST], args[LAST] = n, start == 0, stop == count
+        args[ROWS], args[ROWS + 1] = own[start * width :].ctypes.data, n * width
+        args[BY_ROWS], args[BY_ROWS + 1] = by_own[start * width :].ctypes.data, n * width
         kernels.copy(features[start * across : stop * across], values)
-        for backward in (False, True):
-            run(
-                by, mail, table, backward, n, start == 0, weights, gradients, values, by_values,
-                own[start * width : stop * width], by_own[start * width : stop * width], estimates,
-                stop == count,
-            )  # fmt: skip
-            if not backward and labels.size:
-                logit = table[-1, OUT]
-                kernels.copy(values[n * logit : n * logit + n], logits[start:stop])
-                if not learn:
-                    break
+        _run(args, False)
+        if labels.size:
+            logit = _table(args)[-1, OUT]
+            kernels.copy(values[n * logit : n * logit + n], logits[start:stop])
+            if learn:
                 kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
+        if learn:
+            _run(args, True)
     if learn:
-        deferred[EXAMPLES], deferred[FRESH], deferred[COMPLETE] = n, n == count, gradients.size
-    brgemm.release(by.operands.kernels)
+        deferred[LEFT], deferred[FRESH], deferred[COMPLETE] = n, n == count, array_at(args, GRADIENTS, np.float32).size
+    brgemm.release(args[RELEASE])
 
 
-@njit(cache=True, nogil=True, inline="always")
-def mail_of(args: np.ndarray) -> Mail:
-    """The mailboxes in the arguments."""
-    return Mail(array_at(args, ADDRESSES, np.int64), array_at(args, FAILED, np.int64), args[LIMIT])
+@njit(cache=True, nogil=True)
+def _run(args: np.ndarray, backward: bool) -> None:
+    """Execute all instructions on a piece, or, if ``backward``, their gradients in reverse order."""
+    table, functions = _table(args), array_at(args, FUNCTIONS, np.int64)
+    count = len(table)
+    for step in range(count):
+        number = count - 1 - step if backward else step
+        call(functions[backward * count + number], args, table[number])  # type: ignore[call-arg]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _table(args: np.ndarray) -> np.ndarray:
     flat = array_at(args, TABLE, np.int64)
     return flat.reshape(flat.size // COLUMNS, COLUMNS)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _gemm(args: np.ndarray, in_pieces: bool) -> Gemm:
-    copies, buffer = array_at(args, COPIES, np.uint16), array_at(args, BUFFER, np.uint16)
-    operands = onednn_gemm.Operands(brgemm.Kernels(args[1], args[2], args[3]), copies, buffer)
-    return Gemm(args[0], operands, in_pieces and args[1] != 0)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _refresh(by: Gemm, table: np.ndarray, weights: np.ndarray) -> None:
-    """Pack the current weights for the products, once per step."""
-    for row in table:
-        if row[KIND] == LINEAR:
-            half, wanted = row[FLAGS] & HALF != 0, row[FLAGS] & BY_A != 0
-            gemm.refresh(by, half, row[DETAIL], weights[row[WEIGHT] :], row[OUTPUTS], row[INPUTS], wanted)
+@njit(cache=True, nogil=True)
+def is_deferred(args: np.ndarray, row: np.ndarray) -> bool:
+    """Whether an instruction's weight gradient is computed later, some rows at a time: see ``linear``."""
+    return row[KIND] == LINEAR and row[FLAGS] & HALF == 0 and args[SINGLE] != 0 and row[A] != ROWS_PLACE
 
 
 @njit(cache=True, nogil=True)
 def finish(args: np.ndarray, first: int) -> None:
     """Compute the deferred gradients of the last step, of weights that lie at ``first`` or behind it."""
-    gradients, by = array_at(args, GRADIENTS, np.float32), _gemm(args, False)
+    gradients, by = array_at(args, GRADIENTS, np.float32), operands(args)
     values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
     deferred = array_at(args, DEFERRED, np.int64)
-    n = deferred[EXAMPLES]
+    n = deferred[LEFT]
     for row in _table(args):
-        if deferrable(by, row) and first <= row[WEIGHT] < deferred[COMPLETE]:
+        if is_deferred(args, row) and first <= row[WEIGHT] < deferred[COMPLETE]:
             by_out, given, out = by_values[n * row[OUT] :], values[n * row[A] :], gradients[row[WEIGHT] :]
-            onednn_gemm.by_weight(by.operands, by_out, given, out, n, row[OUTPUTS], row[INPUTS], deferred[FRESH] != 0)
+            onednn_gemm.by_weight(by, by_out, given, out, n, row[OUTPUTS], row[INPUTS], deferred[FRESH] != 0)
     deferred[COMPLETE] = first
     if not first:
-        deferred[EXAMPLES] = 0
+        deferred[LEFT] = 0
 
 
 @njit(cache=True, nogil=True)
@@ -225,19 +219,19 @@ def _update(args: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
     now, state = _at_step(optimizer, factor), _state(optimizer)
     weights, gradients = array_at(args, WEIGHTS, np.float32), array_at(args, GRADIENTS, np.float32)
     values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
-    deferred, by = array_at(args, DEFERRED, np.int64), _gemm(args, False)
-    n, fresh, done = deferred[EXAMPLES], deferred[FRESH] != 0, 0
-    scratch = by.operands.buffer.view(np.float32)[brgemm.SINGLE_ROWS * onednn_gemm.up_to(n, onednn_gemm.EDGE) :]
+    deferred, by = array_at(args, DEFERRED, np.int64), operands(args)
+    n, fresh, done = deferred[LEFT], deferred[FRESH] != 0, 0
+    scratch = by.buffer.view(np.float32)[brgemm.SINGLE_ROWS * onednn_gemm.up_to(n, onednn_gemm.EDGE) :]
     for row in _table(args):
         first, m, k = row[WEIGHT], row[OUTPUTS], row[INPUTS]
-        if n and deferrable(by, row) and first < deferred[COMPLETE]:
+        if n and is_deferred(args, row) and first < deferred[COMPLETE]:
             update(now, weights[done:first], gradients[done:], state, done)
             done = first + m * k
             for start in range(0, m, brgemm.SINGLE_ROWS):
                 rows, place = min(brgemm.SINGLE_ROWS, m - start), first + start * k
                 by_rows = scratch if fresh else gradients[place:]
                 by_out = by_values[n * row[OUT] + start :]
-                onednn_gemm.by_weight_rows(by.operands, by_out, values[n * row[A] :], by_rows, rows, n, m, k, fresh)
+                onednn_gemm.by_weight_rows(by, by_out, values[n * row[A] :], by_rows, rows, n, m, k, fresh)
                 update(now, weights[place : place + rows * k], by_rows, state, place)
     update(now, weights[done : optimizer[0]], gradients[done:], state, done)
-    deferred[EXAMPLES] = 0
+    deferred[LEFT] = 0

@@ -7,22 +7,10 @@ from __future__ import annotations
 import numpy as np
 
 from ssmpi.model.kernels import SUMS, column_sums, hand_on
-from ssmpi.model.program import (
-    ADD,
-    ADD_A,
-    ADD_SUMS,
-    BIAS,
-    BY_A,
-    DETAIL,
-    FLAGS,
-    INPUTS,
-    KIND,
-    MACHINE,
-    SCALE,
-    TAKE,
-    WEIGHT,
-)
+from ssmpi.model.program import ADD_A, BIAS, BY_A, DETAIL, FLAGS, INPUTS, OUT, OUTPUTS, A
+from ssmpi.model.step_args import EXAMPLES, FIRST, GRADIENTS, bias, by_value, by_weight, value, weight
 from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import array_at
 
 
 @njit(cache=True, nogil=True, fastmath=SUMS)
@@ -107,52 +95,88 @@ def by_pairs(vectors: np.ndarray, by_out: np.ndarray, out: np.ndarray, add: bool
                 out[b, i, k] = gradient + (out[b, i, k] if add else np.float32(0.0))
 
 
-@njit(cache=True, nogil=True, inline="always")
-def forward(row: np.ndarray, n: int, x: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
-    """Execute one instruction ``row`` on ``n`` examples, from its input ``x``; all arrays are flat."""
-    kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
-    if kind == ADD:
-        hand_on(x, 1, n * k, 0, out, 0, detail != 0)
-    elif kind == TAKE:
-        tables = n * k // row[BIAS]
-        hand_on(x[detail:], tables, out.size // tables, row[BIAS], out, out.size // tables, False)
-    elif kind == ADD_SUMS:
-        if row[BIAS] >= 0:
-            for b in range(n):
-                out[b] = weights[row[BIAS]]
-        add_sums(x.reshape(n, k), out)
-    elif kind == SCALE:
-        scale(x.reshape(n, k), weights[weight : weight + k * detail].reshape(k, detail), out.reshape(n, k, detail))
-    elif kind == MACHINE:
-        pairs(x.reshape(n, k // detail, detail), out)
+@njit(cache=True, nogil=True)
+def add_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """ADD: out = x, or out += x."""
+    hand_on(value(args, row[A]), 1, args[EXAMPLES] * row[INPUTS], 0, value(args, row[OUT]), 0, row[DETAIL] != 0)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def backward(
-    row: np.ndarray, n: int, fresh: bool, x: np.ndarray, by_x: np.ndarray, weights: np.ndarray, gradients: np.ndarray,
-    by_out: np.ndarray,
-) -> None:  # fmt: skip
-    """From the gradient of the instruction's output to those of its input and of its parameters, accumulated unless
-    ``fresh``.
-    """
-    kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
-    wanted, add = row[FLAGS] & BY_A != 0, row[FLAGS] & ADD_A != 0
-    if kind == ADD and wanted:
-        hand_on(by_out, 1, n * k, 0, by_x, 0, add)
-    elif kind == TAKE:
-        tables = n * k // row[BIAS]
-        width = by_out.size // tables
-        hand_on(by_out, tables, width, width, by_x[detail:], row[BIAS], False)
-    elif kind == ADD_SUMS:
-        if row[BIAS] >= 0:
-            column_sums(by_out.reshape(n, 1), gradients[row[BIAS] : row[BIAS] + 1], fresh)
-        if wanted:
-            spread(by_out, by_x.reshape(n, k), add)
-    elif kind == SCALE:
-        end, by_scales = weight + k * detail, by_out.reshape(n, k, detail)
-        by_vectors(x.reshape(n, k), by_scales, gradients[weight:end].reshape(k, detail), fresh)
-        if wanted:
-            by_scaled(by_scales, weights[weight:end].reshape(k, detail), by_x.reshape(n, k), add)
-    elif kind == MACHINE and wanted:
-        shape = n, k // detail, detail
-        by_pairs(x.reshape(shape), by_out, by_x.reshape(shape), add)
+@njit(cache=True, nogil=True)
+def add_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of ADD."""
+    if row[FLAGS] & BY_A:
+        by_out, size, add = by_value(args, row[OUT]), args[EXAMPLES] * row[INPUTS], row[FLAGS] & ADD_A != 0
+        hand_on(by_out, 1, size, 0, by_value(args, row[A]), 0, add)
+
+
+@njit(cache=True, nogil=True)
+def take_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """TAKE: out (batch, tables, width) = some columns of rows."""
+    tables, across = args[EXAMPLES] * row[INPUTS] // row[BIAS], row[BIAS]
+    width = args[EXAMPLES] * row[OUTPUTS] // tables
+    hand_on(value(args, row[A])[row[DETAIL] :], tables, width, across, value(args, row[OUT]), width, False)
+
+
+@njit(cache=True, nogil=True)
+def take_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of TAKE."""
+    tables, across = args[EXAMPLES] * row[INPUTS] // row[BIAS], row[BIAS]
+    width = args[EXAMPLES] * row[OUTPUTS] // tables
+    hand_on(by_value(args, row[OUT]), tables, width, width, by_value(args, row[A])[row[DETAIL] :], across, False)
+
+
+@njit(cache=True, nogil=True)
+def add_sums_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """ADD_SUMS: ``add_sums``, to the bias if there is one."""
+    n, k = args[EXAMPLES], row[INPUTS]
+    out = value(args, row[OUT])[:n]
+    if row[BIAS] >= 0:
+        out[:] = bias(args, row, 1)[0]
+    add_sums(value(args, row[A])[: n * k].reshape(n, k), out)
+
+
+@njit(cache=True, nogil=True)
+def add_sums_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of ADD_SUMS."""
+    n, k, by_out = args[EXAMPLES], row[INPUTS], by_value(args, row[OUT])
+    if row[BIAS] >= 0:
+        by_bias = array_at(args, GRADIENTS, np.float32)[row[BIAS] : row[BIAS] + 1]
+        column_sums(by_out[:n].reshape(n, 1), by_bias, args[FIRST] != 0)
+    if row[FLAGS] & BY_A:
+        spread(by_out, by_value(args, row[A])[: n * k].reshape(n, k), row[FLAGS] & ADD_A != 0)
+
+
+@njit(cache=True, nogil=True)
+def scale_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """SCALE: ``scale``."""
+    n, k, dim = args[EXAMPLES], row[INPUTS], row[DETAIL]
+    x, out = value(args, row[A])[: n * k].reshape(n, k), value(args, row[OUT])[: n * k * dim].reshape(n, k, dim)
+    scale(x, weight(args, row)[: k * dim].reshape(k, dim), out)
+
+
+@njit(cache=True, nogil=True)
+def scale_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of SCALE."""
+    n, k, dim = args[EXAMPLES], row[INPUTS], row[DETAIL]
+    x, by_out = value(args, row[A])[: n * k].reshape(n, k), by_value(args, row[OUT])[: n * k * dim].reshape(n, k, dim)
+    by_vectors(x, by_out, by_weight(args, row)[: k * dim].reshape(k, dim), args[FIRST] != 0)
+    if row[FLAGS] & BY_A:
+        by_x, vectors = by_value(args, row[A])[: n * k].reshape(n, k), weight(args, row)[: k * dim].reshape(k, dim)
+        by_scaled(by_out, vectors, by_x, row[FLAGS] & ADD_A != 0)
+
+
+@njit(cache=True, nogil=True)
+def machine_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """MACHINE: ``pairs``."""
+    n, k, dim = args[EXAMPLES], row[INPUTS], row[DETAIL]
+    pairs(value(args, row[A])[: n * k].reshape(n, k // dim, dim), value(args, row[OUT]))
+
+
+@njit(cache=True, nogil=True)
+def machine_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of MACHINE."""
+    if row[FLAGS] & BY_A:
+        n, k, dim = args[EXAMPLES], row[INPUTS], row[DETAIL]
+        x, by_x = value(args, row[A])[: n * k], by_value(args, row[A])[: n * k]
+        shape = n, k // dim, dim
+        by_pairs(x.reshape(shape), by_value(args, row[OUT]), by_x.reshape(shape), row[FLAGS] & ADD_A != 0)

@@ -1,22 +1,24 @@
-"""Executes the instructions of a program, forward and backward, on examples whose values lie in flat buffers.
-
-Functions that only dispatch to others are inlined before type inference (here, in ``gemm``, ``field_kernels`` and
-``executor``). A float32 step then compiles in 28 CPU seconds instead of 39 (empty cache, one processor), probably
-because numba links callees into their callers, where LLVM optimizes them once more. Messages added 1 to 4.
+"""The compiled functions of a program's instructions. A step calls them by their addresses: so only those are compiled
+that its program has, each once, and not again as a part of the step.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from ssmpi.model import field_kernels, gemm, kernels, messages, top_k_kernels
-from ssmpi.model.gemm import Gemm
-from ssmpi.model.messages import Mail
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ssmpi.model import field_kernels, kernels, linear, messages, top_k_kernels
+from ssmpi.model.brgemm import Kernels
 from ssmpi.model.program import (
+    ADD,
     ADD_A,
     ADD_B,
     ADD_C,
-    BIAS,
+    ADD_SUMS,
     BY_A,
     BY_B,
     BY_C,
@@ -32,129 +34,146 @@ from ssmpi.model.program import (
     MACHINE,
     OUT,
     OUTPUTS,
-    RELU,
-    ROWS_PLACE,
-    SIGMOID,
+    RECEIVE,
+    RECEIVE_KEPT,
+    SCALE,
+    SEND,
+    SEND_KEPT,
     SLICE,
+    TAKE,
     THRESHOLD,
     TOP_K,
-    WEIGHT,
     A,
     B,
     C,
 )
+from ssmpi.model.step_args import EXAMPLES, by_value, value
 from ssmpi.runtime.compiled.jit import njit
 
+WORDS = types.Array(types.int64, 1, "C")
 
-@njit(cache=True, nogil=True, inline="always")
-def run(
-    by: Gemm, mail: Mail, table: np.ndarray, backward: bool, n: int, fresh: bool, weights: np.ndarray,
-    gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray,
-    estimates: np.ndarray, defer: bool = False,
-) -> None:  # fmt: skip
-    """Execute all instructions on ``n`` examples, or, if ``backward``, their gradients in reverse order.
 
-    All arrays are flat. Parameter gradients are added to ``gradients``, or overwrite it if ``fresh``; ``defer`` skips
-    those that are ``deferrable``.
+@njit(cache=True, nogil=True)
+def interaction_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """INTERACTION: ``kernels.interact``."""
+    n, k, m, tables = args[EXAMPLES], row[INPUTS], row[OUTPUTS], row[DETAIL]
+    x, vectors = value(args, row[A])[: n * k].reshape(n, k), value(args, row[B])[: n * tables * k].reshape(n, tables, k)
+    kernels.interact(x, vectors, value(args, row[OUT])[: n * m].reshape(n, m))
+
+
+@njit(cache=True, nogil=True)
+def interaction_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of INTERACTION."""
+    n, k, m, tables, flags = args[EXAMPLES], row[INPUTS], row[OUTPUTS], row[DETAIL], row[FLAGS]
+    x, by_x = value(args, row[A])[: n * k].reshape(n, k), by_value(args, row[A])[: n * k].reshape(n, k)
+    size, shape = n * tables * k, (n, tables, k)
+    vectors, by_vectors = value(args, row[B])[:size].reshape(shape), by_value(args, row[B])[:size].reshape(shape)
+    by_out = by_value(args, row[OUT])[: n * m].reshape(n, m)
+    kernels.interact_backward(x, vectors, by_out, by_x, by_vectors, flags & ADD_A != 0, flags & ADD_B != 0)
+
+
+@njit(cache=True, nogil=True)
+def copy_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """COPY: x to some columns of out."""
+    n, k, m = args[EXAMPLES], row[INPUTS], row[OUTPUTS]
+    kernels.hand_on(value(args, row[A]), n, k, k, value(args, row[OUT])[row[DETAIL] :], m, False)
+
+
+@njit(cache=True, nogil=True)
+def copy_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of COPY."""
+    if row[FLAGS] & BY_A:
+        n, k, m, add = args[EXAMPLES], row[INPUTS], row[OUTPUTS], row[FLAGS] & ADD_A != 0
+        kernels.hand_on(by_value(args, row[OUT])[row[DETAIL] :], n, k, m, by_value(args, row[A]), k, add)
+
+
+@njit(cache=True, nogil=True)
+def slice_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """SLICE: some columns of x."""
+    n, k, m = args[EXAMPLES], row[INPUTS], row[OUTPUTS]
+    kernels.hand_on(value(args, row[A])[row[DETAIL] :], n, m, k, value(args, row[OUT]), m, False)
+
+
+@njit(cache=True, nogil=True)
+def slice_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of SLICE."""
+    if row[FLAGS] & BY_A:
+        n, k, m, by_x = args[EXAMPLES], row[INPUTS], row[OUTPUTS], by_value(args, row[A])
+        if not row[FLAGS] & ADD_A:
+            by_x[: n * k] = 0.0  # the columns beside it
+        kernels.hand_on(by_value(args, row[OUT]), n, m, m, by_x[row[DETAIL] :], k, True)
+
+
+@njit(cache=True, nogil=True)
+def gate_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """GATE: ``kernels.gate``."""
+    out = value(args, row[OUT])[: args[EXAMPLES] * row[OUTPUTS]]
+    kernels.gate(value(args, row[A]), value(args, row[B]), value(args, row[C]), out)
+
+
+@njit(cache=True, nogil=True)
+def gate_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of GATE."""
+    flags, by_out = row[FLAGS], by_value(args, row[OUT])[: args[EXAMPLES] * row[OUTPUTS]]
+    wanted = flags & BY_A != 0, flags & BY_B != 0, flags & BY_C != 0
+    add = flags & ADD_A != 0, flags & ADD_B != 0, flags & ADD_C != 0
+    a, b, by_a, by_b = value(args, row[A]), value(args, row[B]), by_value(args, row[A]), by_value(args, row[B])
+    kernels.gate_backward(by_out, a, b, by_a, by_b, by_value(args, row[C]), wanted, add)
+
+
+FUNCTIONS = {
+    INTERACTION: (interaction_forward, interaction_backward),
+    COPY: (copy_forward, copy_backward),
+    SLICE: (slice_forward, slice_backward),
+    GATE: (gate_forward, gate_backward),
+    TOP_K: (top_k_kernels.top_k_forward, top_k_kernels.top_k_backward),
+    THRESHOLD: (top_k_kernels.threshold_forward, top_k_kernels.threshold_backward),
+    ADD: (field_kernels.add_forward, field_kernels.add_backward),
+    TAKE: (field_kernels.take_forward, field_kernels.take_backward),
+    ADD_SUMS: (field_kernels.add_sums_forward, field_kernels.add_sums_backward),
+    SCALE: (field_kernels.scale_forward, field_kernels.scale_backward),
+    MACHINE: (field_kernels.machine_forward, field_kernels.machine_backward),
+    SEND: (messages.send_forward, messages.send_backward),
+    RECEIVE: (messages.receive_forward, messages.receive_backward),
+    SEND_KEPT: (messages.send_kept_forward, messages.send_kept_backward),
+    RECEIVE_KEPT: (messages.receive_kept_forward, messages.receive_kept_backward),
+}
+
+
+def functions_of(row: np.ndarray, by: Kernels) -> tuple[Any, Any]:
+    """The functions of an instruction, for the forward and the backward pass; ``by`` are oneDNN's kernels in use."""
+    if row[KIND] != LINEAR:
+        return FUNCTIONS[int(row[KIND])]
+    if row[FLAGS] & HALF:
+        return linear.half_forward, linear.half_backward
+    return (linear.single_forward, linear.single_backward) if by.single else (linear.blas_forward, linear.blas_backward)
+
+
+def addresses(table: np.ndarray, by: Kernels, *, backward: bool) -> np.ndarray:
+    """int64 (passes, instructions): where the functions of a program's instructions are for the forward and, if asked
+    for, the backward pass. Loads or compiles them.
     """
-    if backward:
-        for step in range(len(table) - 1, -1, -1):
-            _backward(by, mail, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows, defer)
-    else:
-        for step in range(len(table)):
-            _forward(by, mail, table[step], n, weights, values, rows, estimates)
+    functions = [functions_of(row, by) for row in table]
+    return np.array([[_address(each[k]) for each in functions] for k in range(1 + backward)], np.int64)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def deferrable(by: Gemm, row: np.ndarray) -> bool:
-    """Whether an instruction's weight gradient can be computed later, some rows at a time: for float32 products by
-    oneDNN's kernel, whose operands remain in the buffers until the next step.
-    """
-    return row[KIND] == LINEAR and row[FLAGS] & HALF == 0 and by.operands.kernels.single != 0 and row[A] != ROWS_PLACE
+def _address(function: Any) -> int:
+    function.get_call_template((WORDS, WORDS), {})
+    compiled = function.overloads[WORDS, WORDS]
+    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return address
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _place(place: int, n: int, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The buffer from the start of a value of ``n`` examples."""
-    return rows if place == ROWS_PLACE else values[n * place :]
+@intrinsic
+def call(typing: Any, address: Any, args: Any, row: Any) -> Any:  # numba's interface has no types
+    """Call an instruction's function."""
 
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = context.call_conv.get_function_type(types.none, (WORDS, WORDS)).as_pointer()
+        function = builder.inttoptr(arguments[0], kind)
+        status, _ = context.call_conv.call_function(builder, function, types.none, (WORDS, WORDS), arguments[1:])
+        with cgutils.if_unlikely(builder, status.is_error):
+            context.call_conv.return_status_propagate(builder, status)
+        return context.get_dummy_value()
 
-@njit(cache=True, nogil=True, inline="always")
-def _forward(
-    by: Gemm, mail: Mail, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray,
-    estimates: np.ndarray,
-) -> None:  # fmt: skip
-    kind, k, m = row[KIND], row[INPUTS], row[OUTPUTS]
-    a, flat = _place(row[A], n, values, rows), values[n * row[OUT] : n * (row[OUT] + m)]
-    out = flat.reshape(n, m)
-    if kind == LINEAR:
-        half, bias = row[FLAGS] & HALF != 0, weights[row[BIAS] : row[BIAS] + m] if row[BIAS] >= 0 else weights[:0]
-        relu, matrix = row[FLAGS] & RELU != 0, weights[row[WEIGHT] :]
-        gemm.outputs(by, half, row[DETAIL], a, matrix, bias, relu, flat, n, m, k)
-        if row[FLAGS] & SIGMOID:
-            kernels.sigmoid(flat)
-    elif kind == INTERACTION:
-        vectors = _place(row[B], n, values, rows)[: n * row[DETAIL] * k]
-        kernels.interact(a[: n * k].reshape(n, k), vectors.reshape(n, row[DETAIL], k), out)
-    elif kind == COPY:
-        kernels.hand_on(a, n, k, k, flat[row[DETAIL] :], m, False)
-    elif kind == SLICE:
-        kernels.hand_on(a[row[DETAIL] :], n, m, k, flat, m, False)
-    elif kind in (TOP_K, THRESHOLD):
-        top_k_kernels.forward(row, n, a[: n * k], values, flat, estimates)
-    elif kind == GATE:
-        kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
-    elif kind > MACHINE:
-        messages.forward(mail, row, n, a, values, flat)
-    elif kind > GATE:
-        field_kernels.forward(row, n, a[: n * k], weights, flat)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _backward(
-    by: Gemm, mail: Mail, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
-    values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray, defer: bool,
-) -> None:  # fmt: skip
-    """The backward pass of one instruction: from the gradient of its output to those of its inputs and parameters."""
-    kind, k, m, flags = row[KIND], row[INPUTS], row[OUTPUTS], row[FLAGS]
-    place = n * row[OUT]
-    a, by_a = _place(row[A], n, values, rows), _place(row[A], n, by_values, by_rows)
-    flat = by_values[place : place + n * m]
-    by_out = flat.reshape(n, m)
-    if kind == LINEAR:
-        bias = row[BIAS]
-        by_bias = gradients[bias : bias + m] if bias >= 0 else np.empty(m, np.float32)
-        if flags & RELU:
-            kernels.relu_backward(by_out, values[place : place + n * m].reshape(n, m), by_bias, fresh)
-        else:
-            if flags & SIGMOID:
-                kernels.sigmoid_backward(flat, values[place : place + n * m])
-            kernels.column_sums(by_out, by_bias, fresh)
-        half, matrix, by_matrix = flags & HALF != 0, weights[row[WEIGHT] :], gradients[row[WEIGHT] :]
-        both, new = (not (defer and deferrable(by, row)), flags & BY_A != 0), (fresh, flags & ADD_A == 0)
-        gemm.backward(by, half, row[DETAIL], flat, a, matrix, by_matrix, by_a, n, m, k, both, new)
-    elif kind == INTERACTION:
-        size, shape = n * row[DETAIL] * k, (n, row[DETAIL], k)
-        vectors = _place(row[B], n, values, rows)[:size].reshape(shape)
-        by_vectors = _place(row[B], n, by_values, by_rows)[:size].reshape(shape)
-        x, by_x = a[: n * k].reshape(n, k), by_a[: n * k].reshape(n, k)
-        kernels.interact_backward(x, vectors, by_out, by_x, by_vectors, flags & ADD_A != 0, flags & ADD_B != 0)
-    elif kind == COPY and flags & BY_A:
-        kernels.hand_on(flat[row[DETAIL] :], n, k, m, by_a, k, flags & ADD_A != 0)
-    elif kind == SLICE:
-        if flags & BY_A and not flags & ADD_A:
-            by_a[: n * k] = 0.0  # the columns beside it
-        if flags & BY_A:
-            kernels.hand_on(flat, n, m, m, by_a[row[DETAIL] :], k, True)
-    elif kind in (TOP_K, THRESHOLD):
-        top_k_kernels.backward(row, n, a[: n * k], by_a[: n * k], values, flat)
-    elif kind == GATE:
-        b, by_b = _place(row[B], n, values, rows), _place(row[B], n, by_values, by_rows)
-        by_c = _place(row[C], n, by_values, by_rows)
-        wanted = flags & BY_A != 0, flags & BY_B != 0, flags & BY_C != 0
-        add = flags & ADD_A != 0, flags & ADD_B != 0, flags & ADD_C != 0
-        kernels.gate_backward(flat, a, b, by_a, by_b, by_c, wanted, add)
-    elif kind > MACHINE:
-        messages.backward(mail, row, n, values, by_a, flat)
-    elif kind > GATE:
-        field_kernels.backward(row, n, fresh, a[: n * k], by_a[: n * k], weights, gradients, flat)
+    return types.void(types.int64, WORDS, WORDS), generate

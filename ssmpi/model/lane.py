@@ -24,12 +24,13 @@ import numpy as np
 
 from ssmpi.model import blas, brgemm, kernels
 from ssmpi.model.estimates import Estimates
-from ssmpi.model.executor import GRADIENTS, WEIGHTS, CompiledStep, finish, mail_of, run_step
+from ssmpi.model.executor import CompiledStep, finish, run_step
 from ssmpi.model.member_program import FACTOR, MemberProgram
-from ssmpi.model.messages import Channel, Mail, receive, send
+from ssmpi.model.messages import Channel, Mail, mail_of, receive, send
 from ssmpi.model.network import floats_in
 from ssmpi.model.program import Program
 from ssmpi.model.replica import ThreadModel
+from ssmpi.model.step_args import GRADIENTS, WEIGHTS
 from ssmpi.runtime.compiled.aligned import aligned
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.compiled.kernel_args import array_at

@@ -8,23 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssmpi.model.program import (
-    ADD_A,
-    BACK,
-    BY_A,
-    DETAIL,
-    FLAGS,
-    HALF,
-    INPUTS,
-    KIND,
-    OUTPUTS,
-    RECEIVE,
-    SEND,
-    SEND_KEPT,
-    THERE,
-)
+from ssmpi.model.program import ADD_A, BACK, BY_A, DETAIL, FLAGS, HALF, INPUTS, OUT, OUTPUTS, THERE, A
 from ssmpi.model.sparse_messages import post_kept, take_back, take_kept
+from ssmpi.model.step_args import ADDRESSES, EXAMPLES, FAILED, LIMIT, by_value, value
 from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import array_at
 from ssmpi.runtime.mpi.mailbox import DONE, post, take
 
 NUMBER, CODE = range(2)
@@ -109,37 +97,72 @@ def receive_back(
         mail.failed[CODE] = take_back(mail.addresses[number], values, places, shape, half, add, mail.limit)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def forward(mail: Mail, row: np.ndarray, n: int, x: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
-    """Execute one instruction ``row`` on ``n`` examples, from its input ``x`` or to its output; all are flat."""
-    kind, k, m, half = row[KIND], row[INPUTS], row[OUTPUTS], row[FLAGS] & HALF != 0
-    if kind == SEND:
-        send(mail, row[THERE], x, n * k, half)
-    elif kind == RECEIVE:
-        receive(mail, row[THERE], out, n * m, half, False)
-    elif kind == SEND_KEPT:
-        send_kept(mail, row[THERE], x, _places(values, n, row[DETAIL], m), (n, k, m), half, True)
-    else:
-        receive_kept(mail, row[THERE], out, _places(values, n, row[DETAIL], k), (n, m, k), half)
+@njit(cache=True, nogil=True)
+def send_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """SEND: a value."""
+    send(mail_of(args), row[THERE], value(args, row[A]), args[EXAMPLES] * row[INPUTS], row[FLAGS] & HALF != 0)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def backward(mail: Mail, row: np.ndarray, n: int, values: np.ndarray, by_x: np.ndarray, by_out: np.ndarray) -> None:
-    """The gradient of what was sent, or of what was received."""
-    kind, k, m, half = row[KIND], row[INPUTS], row[OUTPUTS], row[FLAGS] & HALF != 0
-    add = row[FLAGS] & ADD_A != 0
+@njit(cache=True, nogil=True)
+def send_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """The gradient of what was sent."""
     if row[FLAGS] & BY_A:
-        if kind == SEND:
-            receive(mail, row[BACK], by_x, n * k, half, add)
-        elif kind == RECEIVE:
-            send(mail, row[BACK], by_out, n * m, half)
-        elif kind == SEND_KEPT:
-            receive_back(mail, row[BACK], by_x, _places(values, n, row[DETAIL], m), (n, k, m), half, add)
-        else:
-            send_kept(mail, row[BACK], by_out, _places(values, n, row[DETAIL], k), (n, m, k), half, False)
+        size, half, add = args[EXAMPLES] * row[INPUTS], row[FLAGS] & HALF != 0, row[FLAGS] & ADD_A != 0
+        receive(mail_of(args), row[BACK], by_value(args, row[A]), size, half, add)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _places(values: np.ndarray, n: int, place: int, kept: int) -> np.ndarray:
-    """int32 (n * kept,): the places of the values that were kept."""
-    return values[n * place : n * (place + kept)].view(np.int32)
+@njit(cache=True, nogil=True)
+def receive_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """RECEIVE: a value."""
+    size, half = args[EXAMPLES] * row[OUTPUTS], row[FLAGS] & HALF != 0
+    receive(mail_of(args), row[THERE], value(args, row[OUT]), size, half, False)
+
+
+@njit(cache=True, nogil=True)
+def receive_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """The gradient of what was received."""
+    if row[FLAGS] & BY_A:
+        size, half = args[EXAMPLES] * row[OUTPUTS], row[FLAGS] & HALF != 0
+        send(mail_of(args), row[BACK], by_value(args, row[OUT]), size, half)
+
+
+@njit(cache=True, nogil=True)
+def send_kept_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """SEND_KEPT: what a ``TopK`` has kept of a value."""
+    shape, half, places = (args[EXAMPLES], row[INPUTS], row[OUTPUTS]), row[FLAGS] & HALF != 0, _places(args, row)
+    send_kept(mail_of(args), row[THERE], value(args, row[A]), places, shape, half, True)
+
+
+@njit(cache=True, nogil=True)
+def send_kept_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """The gradient of what was sent."""
+    if row[FLAGS] & BY_A:
+        shape, half, add = (args[EXAMPLES], row[INPUTS], row[OUTPUTS]), row[FLAGS] & HALF != 0, row[FLAGS] & ADD_A != 0
+        receive_back(mail_of(args), row[BACK], by_value(args, row[A]), _places(args, row), shape, half, add)
+
+
+@njit(cache=True, nogil=True)
+def receive_kept_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """RECEIVE_KEPT: what a ``TopK`` has kept of a value."""
+    shape, half = (args[EXAMPLES], row[OUTPUTS], row[INPUTS]), row[FLAGS] & HALF != 0
+    receive_kept(mail_of(args), row[THERE], value(args, row[OUT]), _places(args, row), shape, half)
+
+
+@njit(cache=True, nogil=True)
+def receive_kept_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """The gradient of what was received."""
+    if row[FLAGS] & BY_A:
+        shape, half, places = (args[EXAMPLES], row[OUTPUTS], row[INPUTS]), row[FLAGS] & HALF != 0, _places(args, row)
+        send_kept(mail_of(args), row[BACK], by_value(args, row[OUT]), places, shape, half, False)
+
+
+@njit(cache=True, nogil=True)
+def _places(args: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """int32: the places of the values that were kept."""
+    return value(args, row[DETAIL]).view(np.int32)
+
+
+@njit(cache=True, nogil=True)
+def mail_of(args: np.ndarray) -> Mail:
+    """The mailboxes in a step's arguments."""
+    return Mail(array_at(args, ADDRESSES, np.int64), array_at(args, FAILED, np.int64), args[LIMIT])

@@ -36,7 +36,7 @@ from ssmpi.model.top_k import Threshold, TopK
 ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input
 
-# Kinds of instructions; those after GATE are in ``field_kernels``, those after MACHINE in ``messages``, but for SLICE.
+# Kinds of instructions: ``instructions`` has their compiled functions.
 LINEAR, INTERACTION, COPY, TOP_K, THRESHOLD, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(11)
 SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT, SLICE = range(11, 16)
 

@@ -123,7 +123,7 @@ class ThreadModel:
             check_exact(network)
         self.estimates = estimates or Estimates(network)
         scoring = None if self.estimates.learning else self.estimates
-        compiled = CompiledStep(Program(network, estimates=scoring), *self.arrays, sgemm) if sgemm else None
+        compiled = CompiledStep(Program(network, estimates=scoring), self.arrays[0], None, sgemm) if sgemm else None
         self._score = compiled.score if compiled else self._by_torch
         found = brgemm.kernels(precision) if sgemm else None
         if sgemm and (found or precision == "fp32"):

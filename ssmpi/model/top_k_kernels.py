@@ -14,8 +14,10 @@ import numpy as np
 
 from ssmpi.model.estimates import BATCHES, COLUMNS, MEMORY, NONZERO, SHARE, SIZE
 from ssmpi.model.kernels import SUMS
-from ssmpi.model.program import ADD_A, BY_A, DETAIL, ESTIMATE, FLAGS, INPUTS, KEPT, KIND, MEASURE, TOP_K
+from ssmpi.model.program import ADD_A, BY_A, DETAIL, ESTIMATE, FLAGS, INPUTS, KEPT, MEASURE, OUT, A
+from ssmpi.model.step_args import ESTIMATES, EXAMPLES, by_value, value
 from ssmpi.runtime.compiled.jit import njit
+from ssmpi.runtime.compiled.kernel_args import array_at
 
 UNSIGNED = np.int32(0x7FFFFFFF)  # the bits of a float32 but its sign
 NAN = np.int32(0x7F800001)  # the smallest of all NaNs, which stands for all of them
@@ -115,38 +117,47 @@ def where_large(x: np.ndarray, least: float, values: np.ndarray, out: np.ndarray
         out[i] = passed + out[i] if add else passed
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _kept_places(row: np.ndarray, n: int, values: np.ndarray) -> np.ndarray:
-    """int32 (n, kept): where the instruction ``row`` has them in the buffer of values."""
-    return values[n * row[DETAIL] : n * (row[DETAIL] + row[KEPT])].view(np.int32).reshape(n, row[KEPT])
+@njit(cache=True, nogil=True)
+def kept_places(args: np.ndarray, row: np.ndarray, kept: int) -> np.ndarray:
+    """int32 (n, kept): where an instruction has the places of the ``kept`` values of each example."""
+    n = args[EXAMPLES]
+    return value(args, row[DETAIL])[: n * kept].view(np.int32).reshape(n, kept)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def forward(
-    row: np.ndarray, n: int, x: np.ndarray, values: np.ndarray, out: np.ndarray, estimates: np.ndarray
-) -> None:  # fmt: skip
-    """Execute one instruction ``row`` on ``n`` examples, from its input ``x`` to its output; all arrays are flat."""
-    if row[KIND] == TOP_K:
-        shape = n, row[INPUTS]
-        given, passed = x.view(np.int32).reshape(shape), out.view(np.int32).reshape(shape)
-        strongest(given, row[KEPT], passed, _kept_places(row, n, values))
-    else:
-        own = estimates[row[ESTIMATE] * COLUMNS :]
-        if row[FLAGS] & MEASURE:
-            measure(x, own)
-        least = np.float32(threshold(own))
-        values[n * row[DETAIL]] = least  # for the backward pass: other threads may change the estimates meanwhile
-        where_large(x, float(least), x, out, False)
+@njit(cache=True, nogil=True)
+def top_k_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """TOP_K: ``strongest``."""
+    shape = args[EXAMPLES], row[INPUTS]
+    size = shape[0] * shape[1]
+    x, out = value(args, row[A])[:size].view(np.int32), value(args, row[OUT])[:size].view(np.int32)
+    strongest(x.reshape(shape), row[KEPT], out.reshape(shape), kept_places(args, row, row[KEPT]))
 
 
-@njit(cache=True, nogil=True, inline="always")
-def backward(
-    row: np.ndarray, n: int, x: np.ndarray, by_x: np.ndarray, values: np.ndarray, by_out: np.ndarray
-) -> None:  # fmt: skip
-    """From the gradient of the instruction's output to that of its input."""
+@njit(cache=True, nogil=True)
+def top_k_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of TOP_K."""
     if row[FLAGS] & BY_A:
-        shape, add = (n, row[INPUTS]), row[FLAGS] & ADD_A != 0
-        if row[KIND] == TOP_K:
-            by_strongest(by_out.reshape(shape), _kept_places(row, n, values), by_x.reshape(shape), add)
-        else:
-            where_large(x, values[n * row[DETAIL]], by_out, by_x, add)
+        shape = args[EXAMPLES], row[INPUTS]
+        size = shape[0] * shape[1]
+        by_out, by_x = by_value(args, row[OUT])[:size].reshape(shape), by_value(args, row[A])[:size].reshape(shape)
+        by_strongest(by_out, kept_places(args, row, row[KEPT]), by_x, row[FLAGS] & ADD_A != 0)
+
+
+@njit(cache=True, nogil=True)
+def threshold_forward(args: np.ndarray, row: np.ndarray) -> None:
+    """THRESHOLD: ``where_large``, and the threshold for the backward pass: others may change the estimates meanwhile."""
+    size, own = args[EXAMPLES] * row[INPUTS], array_at(args, ESTIMATES, np.float64)[row[ESTIMATE] * COLUMNS :]
+    x = value(args, row[A])[:size]
+    if row[FLAGS] & MEASURE:
+        measure(x, own)
+    least = np.float32(threshold(own))
+    value(args, row[DETAIL])[0] = least
+    where_large(x, least, x, value(args, row[OUT]), False)
+
+
+@njit(cache=True, nogil=True)
+def threshold_backward(args: np.ndarray, row: np.ndarray) -> None:
+    """Of THRESHOLD."""
+    if row[FLAGS] & BY_A:
+        x, least = value(args, row[A])[: args[EXAMPLES] * row[INPUTS]], value(args, row[DETAIL])[0]
+        where_large(x, least, by_value(args, row[OUT]), by_value(args, row[A]), row[FLAGS] & ADD_A != 0)

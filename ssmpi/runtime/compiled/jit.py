@@ -26,10 +26,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numba
-from numba.core import config
+from numba import types
+from numba.core import config, sigutils
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
 
+WRAPPERS = ("no_cpython_wrapper", "no_cfunc_wrapper")  # options of numba
 ROOT, PACKAGES = str(Path(__file__).parents[3]), ("ssmpi", "data_prep")
 # Imports precede the first definition: nothing that a function imports when it is called is in compiled code.
 FIRST_DEFINITION = re.compile(r"\n(?:def |class |@)")
@@ -40,15 +43,50 @@ def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]
     """The decorator ``numba.njit(cache=cache, **options)``."""
 
     def compiled(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(**options)(function)
+        dispatcher = _Kernel(function, targetoptions={**options, "nopython": True, "boundscheck": None})
         if cache:
             try:
-                dispatcher._cache = _Cache(function)  # as numba's enable_caching() does, with another class
+                dispatcher._cache = _Cache(function, dispatcher.serves)  # as numba's enable_caching() does, with another class
             except RuntimeError:  # no folder can be written
                 say_uncached()
         return dispatcher
 
     return compiled
+
+
+class _Kernel(CPUDispatcher):
+    """A compiled function. Other kernels call the same code whatever constants they pass, where numba would compile it
+    for each; and what Python calls and checks arguments by is only compiled when Python calls it.
+    """
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """How another kernel calls it, which compiles it if need be; numba's lock is held."""
+        plain = {name: types.unliteral(kind) for name, kind in kws.items()}
+        self.targetoptions.update(dict.fromkeys(WRAPPERS, True))
+        try:
+            return super().get_call_template([types.unliteral(kind) for kind in args], plain)
+        finally:
+            self.targetoptions.update(dict.fromkeys(WRAPPERS, False))
+
+    @global_compiler_lock
+    def compile(self, sig: Any) -> Any:
+        """Compile it, or load it, for arguments of these types."""
+        args, _ = sigutils.normalize_signature(sig)
+        if args in self.overloads and not self.serves(self.overloads[args]):
+            del self.overloads[args]
+        return super().compile(sig)
+
+    def serves(self, compiled: Any) -> bool:
+        """Whether code is complete for who asks for it now."""
+        asked = not self.targetoptions.get(WRAPPERS[0])
+        return not asked or bool(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cpython_wrapper_name))
+
+    def add_overload(self, cres: Any) -> None:
+        """Let Python find it, if Python may call it."""
+        if self.targetoptions.get(WRAPPERS[0]):
+            self.overloads[tuple(cres.signature.args)] = cres
+        else:
+            super().add_overload(cres)
 
 
 class _Folder(_SourceFileBackedLocatorMixin, _CacheLocator):
@@ -135,19 +173,21 @@ class _ReadOnlyCache(FunctionCache):
 class _Cache(FunctionCache):
     _impl_class = _FileNames
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], serves: Callable[[Any], bool]) -> None:
         super().__init__(function)
-        self._others = None
+        self._others, self._serves = None, serves
         with contextlib.suppress(RuntimeError):  # no such folder
             self._others = _ReadOnlyCache(function)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Compiled code, of others where they have compiled it; None if there is none."""
+        """Compiled code, of others where they have compiled it; None if there is none that serves."""
         found = None
         if self._others:
             with contextlib.suppress(OSError):  # their files may not be for all
                 found = self._others.load_overload(sig, target_context)
-        return found or super().load_overload(sig, target_context)
+        if not found or not self._serves(found):
+            found = super().load_overload(sig, target_context)
+        return found if found and self._serves(found) else None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save compiled code, and remove that of the function's other sources."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from llvmlite import ir
+from numba import types
 from numba.extending import intrinsic
-
-from ssmpi.runtime.compiled.jit import njit
+from numba.np.arrayobj import make_array, populate_array
 
 
 class KernelArgs:
@@ -27,22 +27,33 @@ class KernelArgs:
 
 
 @intrinsic
-def pointer(typing: Any, address: Any) -> Any:  # numba's interface has no types
-    """A pointer to an address, for ``carray``."""
+def numbers_at(typing: Any, address: Any, count: Any, kind: Any) -> Any:  # numba's interface has no types
+    """So many numbers of one kind from an address on."""
+    array = types.Array(kind.dtype, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+        return _array(context, builder, array, *arguments[:2])
 
-    return types.voidptr(types.int64), generate
-
-
-@njit(cache=True, nogil=True)
-def numbers_at(address: int, count: int, kind: type[np.generic]) -> np.ndarray:
-    """So many numbers of one kind from an address on."""
-    return carray(pointer(address), (count,), kind)  # type: ignore[call-arg]  # numba gives the first
+    return array(types.int64, types.int64, kind), generate
 
 
-@njit(cache=True, nogil=True)
-def array_at(words: np.ndarray, place: int, kind: type[np.generic]) -> np.ndarray:
+@intrinsic
+def array_at(typing: Any, words: Any, place: Any, kind: Any) -> Any:
     """The flat array of one kind of numbers with address and size at a ``place`` of the words of ``KernelArgs``."""
-    return numbers_at(words[place], words[place + 1], kind)
+    array = types.Array(kind.dtype, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = builder.gep(make_array(words)(context, builder, arguments[0]).data, [arguments[1]])
+        address, size = (builder.load(builder.gep(first, [ir.Constant(ir.IntType(64), k)])) for k in range(2))
+        return _array(context, builder, array, address, size)
+
+    return array(words, types.int64, kind), generate
+
+
+def _array(context: Any, builder: Any, kind: Any, address: Any, size: Any) -> Any:
+    """Code for an array; a compiled function in its place would be compiled for each ``place``, which is a constant."""
+    made = make_array(kind)(context, builder)
+    step = ir.Constant(ir.IntType(64), context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    data = builder.inttoptr(address, made.data.type)
+    populate_array(made, data=data, shape=[size], strides=[step], itemsize=step, meminfo=None)
+    return made._getvalue()

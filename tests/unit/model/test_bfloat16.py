@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssmpi.model import bfloat16, blas, brgemm, gemm, onednn_gemm, processor
+from ssmpi.model import bfloat16, blas, brgemm, kernels, onednn_gemm, processor
 from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
-from ssmpi.model.gemm import Gemm
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, ModelOptions
 from ssmpi.model.program import NARROWEST, Program
@@ -94,14 +93,22 @@ def all_products(n, m, k, held=None, half=True, laid_out=False, activation=None)
     other, fresh = (not half, 7, 5), held is None
     operands = onednn_gemm.operands(brgemm.kernels("bf16"), [other, (half, m, k)], n)
     operands.buffer[:], operands.copies[:] = FILL, FILL
-    by, place, matrix = Gemm(0, operands, laid_out), onednn_gemm.copies_of(*other), weight.ravel()
+    place, x, matrix, g = onednn_gemm.copies_of(*other), values.ravel(), weight.ravel(), by_out.ravel()
     out, by_weight, by_values = (np.full(size, 0 if fresh else held, np.float32) for size in (n * m, m * k, n * k))
     shift, relu = bias if activation else bias[:0], activation == "relu"
-    gemm.refresh(by, half, place, matrix, m, k, True)
-    gemm.outputs(by, half, place, values.ravel(), matrix, shift, relu, out, n, m, k)
-    given, found = (by_out.ravel(), values.ravel(), matrix), (by_weight, by_values)
-    gemm.backward(by, half, place, *given, *found, n, m, k, (True, True), (fresh, fresh))
-    brgemm.release(operands.kernels)
+    if half:
+        onednn_gemm.refresh_half(operands, place, matrix, m, k, True)
+        onednn_gemm.outputs_half(operands, place, x, out, n, m, k)
+        if activation:
+            kernels.add_bias(out, bias, n, m, relu)
+        onednn_gemm.by_weight_half(operands, g, x, by_weight, n, m, k, fresh)
+        onednn_gemm.by_values_half(operands, place, g, by_values, n, m, k, fresh)
+    else:
+        onednn_gemm.refresh(operands, place, matrix, m, k)
+        onednn_gemm.outputs(operands, laid_out, place, x, matrix, shift, relu, out, n, m, k)
+        onednn_gemm.by_weight(operands, g, x, by_weight, n, m, k, fresh)
+        onednn_gemm.by_values(operands, g, matrix, by_values, n, m, k, fresh)
+    brgemm.release(operands.kernels.release)
     x, w, g = (exact(array) if half else array.astype(float) for array in (values, weight, by_out))
     outputs = x @ w.T + (bias if activation else 0.0)
     outputs = np.maximum(outputs, 0.0) if relu else outputs

@@ -11,7 +11,7 @@ from own_network import NAMED, write_own
 from runs import train_over_threads, write_run_file
 from test_model import autograd
 
-from ssmpi.model import blas, brgemm, graph, program, top_k_kernels
+from ssmpi.model import blas, brgemm, graph, program, step_args, top_k_kernels
 from ssmpi.model.autograd_step import AutogradStep
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import PIECE, CompiledStep
@@ -236,11 +236,16 @@ def test_gradients_pass_exactly_where_values_did():
     least = np.float32(threshold(estimates[0]))
     near = [np.nextafter(least, np.float32(0)), least, np.nextafter(least, np.float32(9)), least * 1.00005]
     x = np.array([*near, *(-each for each in near)], np.float32)
-    row = np.zeros(program.COLUMNS, np.int64)
-    row[[program.KIND, program.INPUTS, program.FLAGS]] = program.THRESHOLD, x.size, program.BY_A
-    values, out, by_x = np.zeros(1, np.float32), np.empty_like(x), np.empty_like(x)
-    top_k_kernels.forward(row, 1, x, values, out, estimates.reshape(-1))
-    top_k_kernels.backward(row, 1, x, by_x, values, np.ones_like(x))
+    row, args = np.zeros(program.COLUMNS, np.int64), np.zeros(step_args.ESTIMATES + 2, np.int64)
+    row[[program.INPUTS, program.OUT, program.DETAIL]] = x.size, x.size, 2 * x.size
+    row[program.FLAGS], args[step_args.EXAMPLES] = program.BY_A, 1
+    values, by_values = np.array([*x, *x, 0], np.float32), np.ones(2 * x.size, np.float32)
+    places = {step_args.VALUES: values, step_args.BY_VALUES: by_values, step_args.ESTIMATES: estimates}
+    for place, array in places.items():
+        args[[place, place + 1]] = array.ctypes.data, array.size
+    top_k_kernels.threshold_forward(args, row)
+    top_k_kernels.threshold_backward(args, row)
+    out, by_x = values[x.size : -1], by_values[: x.size]
     np.testing.assert_array_equal(by_x, [0, 1, 1, 1] * 2)
     np.testing.assert_array_equal(out, x * by_x)
 
