@@ -151,7 +151,7 @@ class Tables:
         self.shards, self.placement, self.options = shards, placement, options
         self.sent, self.tracking = sent or SentPushes(servers=len(shards)), tracking
         self._waiting, self._traffic = waiting or WaitOptions(), shards[0].traffic
-        self._all_mapped = all(shard.rows for shard in shards)
+        self.all_mapped = all(shard.rows for shard in shards)
         self._in_flight: defaultdict[int, deque[list[MPIRequest]]] = defaultdict(deque)  # by thread
         self._statuses: dict[int, tuple[list[MPIRequest], np.ndarray, np.ndarray]] = {}  # by shard
         self._outcomes: dict[int, dict[str, Any]] = {}  # of a save, by shard
@@ -200,7 +200,7 @@ class Tables:
         """Apply gradients float32 (batch, features, width) of ``lookup.values`` at ``factor`` times the learning rate,
         as ``update`` does. If all rows are mapped, one compiled call sums them by row and updates.
         """
-        if not self._all_mapped:
+        if not self.all_mapped:
             self._update(lookup, lookup.summed(gradients), factor, thread, lookup.pushed_bags(gradients))
             return
         lookup.push(gradients, self.options.optimizer.numbers, factor)

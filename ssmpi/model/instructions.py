@@ -158,7 +158,7 @@ def addresses(table: np.ndarray, by: Kernels, *, backward: bool) -> np.ndarray:
 
 
 def _address(function: Any) -> int:
-    function.get_call_template((WORDS, WORDS), {})
+    function.compile((WORDS, WORDS))
     compiled = function.overloads[WORDS, WORDS]
     address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
     return address

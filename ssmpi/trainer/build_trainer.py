@@ -78,10 +78,10 @@ def fresh_replica(
 
 
 def dense_model(
-    config: Config, world: World, reader: SplitReader, start: Start
+    config: Config, world: World, reader: SplitReader, start: Start, tables: Tables
 ) -> tuple[Replica, DenseOptimizer, Lanes]:
     """The replica (new, from surviving memory, or with the weights of a saved model), its optimizer, and the lanes over
-    it, with their kernels compiled.
+    it, with the kernels compiled that they and the ``tables`` need.
     """
     memory, shared = start.memory, config.run.shared_memory
     replica = fresh_replica(
@@ -93,7 +93,7 @@ def dense_model(
         replica.vector[:] = replica.load(model / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
     with first_use.said(log.info) as compiled, during("loading kernels", compiled):
-        compile_kernels(config, replica, reader.blank(2))
+        compile_kernels(config, replica, reader.blank(2), messages=not tables.all_mapped, trainer=world.index)
     return replica, optimizer, make_lanes(config, world, replica)
 
 

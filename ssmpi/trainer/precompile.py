@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -34,37 +35,56 @@ M = TypeVar("M", bound=MemberModel)
 DYNAMIC = DynamicOptions(keys=1, expire_after_examples=1)
 
 
-def compile_kernels(config: Config, replica: Replica, batch: Batch) -> None:
-    """Steps on the dummy rows of ``batch``, by an optimizer of its own, that leave ``replica`` unchanged."""
-    tables, keyed, rows = replica.network.inputs.tables, batch.keys.shape[1], len(batch)
-    measured, names = replica.measured.values.copy(), [f"C{k + 1}" for k in range(tables)]
+def compile_kernels(config: Config, replica: Replica, batch: Batch, *, messages: bool, trainer: int) -> None:
+    """Steps on the dummy rows of ``batch``, by tables and an optimizer of its own, that leave ``replica`` unchanged;
+    ``messages``: rows of some PSs are on other hosts. One finds on disk what another ``trainer`` has compiled: so they
+    begin at different ends.
+    """
+    batch.like(len(batch)).take(np.arange(len(batch)), 0, batch)
+    parts = (
+        partial(_compile_tables, config, replica, batch, messages),
+        partial(_compile_network, config, replica, batch),
+    )
+    for compile_part in parts[::-1] if trainer % 2 else parts:
+        compile_part()
+
+
+def _compile_tables(config: Config, replica: Replica, batch: Batch, messages: bool) -> None:
+    """Pull and push."""
+    tables, keyed = replica.network.inputs.tables, batch.keys.shape[1]
+    names = [f"C{k + 1}" for k in range(tables)]
     placement = place((0,) * keyed + (1,) * (tables - keyed), 1, DYNAMIC if keyed else None, names)
-    batch.like(rows).take(np.arange(rows), 0, batch)
-    model = replica.thread_model(np.zeros(replica.network.parameters, np.float32))
-    for transport in _transports(config, placement):
+    for transport in _transports(config, placement, messages):
         lookups = Lookups(transport, 0, PrefetchedRows(lambda: False))
         ((_, lookup),) = lookups.prefetched([batch])
-        logits, by_rows = model.forward_backward(batch.dense, lookup.values, batch.labels)
-        lookups.push(lookup, by_rows)
+        lookups.push(lookup, np.zeros_like(lookup.values))
         transport.drain()
         lookup.occurrences()
         for examples in (0, 9) if keyed else ():  # dates rows when training pauses, then frees them
             transport.sweep(examples)
+
+
+def _compile_network(config: Config, replica: Replica, batch: Batch) -> None:
+    """Both passes and the optimizer's step, and counting."""
+    measured, inputs = replica.measured.values.copy(), replica.network.inputs
+    given = batch.dense, np.zeros((len(batch), inputs.tables, replica.network.rows.width), np.float32), batch.labels
+    model = replica.thread_model(np.zeros(replica.network.parameters, np.float32))
+    logits, _ = model.forward_backward(*given)
     Progress(1, 1, config.schedule).record(0, logits, batch.labels)
     if not replica.owned.complete:
-        model = _compile_lanes(config, replica, (batch.dense, lookup.values, batch.labels))
+        model = _compile_lanes(config, replica, given)
     model.gradients[:] = 0.0
     dense_optimizer(config.dense, replica).step(model, 0.0)
     replica.measured.values[:] = measured  # dummy rows are no batch
 
 
-def _transports(config: Config, placement: Placement) -> Iterator[Tables]:
-    """Tables in this process; and where PSs may be on other hosts the same by messages, for kernels of both ends."""
+def _transports(config: Config, placement: Placement, messages: bool) -> Iterator[Tables]:
+    """Tables in this process, and by ``messages`` those of a PS, for kernels of both ends."""
     arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
     if config.tracking.counts:
         arena.set_observer(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
     yield local_tables(arena, tracking=config.tracking)
-    if config.topology.embedding_ps:
+    if messages:
         yield local_tables(arena, mapped=False, tracking=config.tracking)
 
 

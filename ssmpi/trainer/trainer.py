@@ -59,7 +59,8 @@ class Trainer:
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows
         self.tables = build_trainer.tables(config, world, manifest, start)
-        self.replica, self.optimizer, self._lanes = build_trainer.dense_model(config, world, self._reader, start)
+        dense = build_trainer.dense_model(config, world, self._reader, start, self.tables)
+        self.replica, self.optimizer, self._lanes = dense
         self.progress = build_trainer.progress(config, rows, saved, memory, world.index)
         self._stop = Stop(stop_requested)
         self._feed = build_trainer.feed(config, world.index, self._reader, saved, self.progress, memory)

@@ -66,7 +66,9 @@ def watched(monkeypatch):
 
     monkeypatch.setattr(ThreadModel, "forward_backward", watching)
     monkeypatch.setattr(trainer, "stop_requested", lambda: watched.stopping)
-    monkeypatch.setattr(build_trainer, "compile_kernels", lambda *_: None)  # its made-up batch is no part of the data
+    monkeypatch.setattr(
+        build_trainer, "compile_kernels", lambda *_, **__: None
+    )  # its made-up batch is no part of the data
     return watched
 
 

@@ -37,10 +37,10 @@ def test_no_step_loads_a_kernel(tmp_path, data, what, servers, shared, monkeypat
     """Of one trainer, whose PSs find on disk what it has compiled; with pauses at which keys expire."""
     compile_kernels, before = build_trainer.compile_kernels, set()
 
-    def forget_all_first(*arguments):
+    def forget_all_first(*arguments, **how):
         for kernel in kernels():
             kernel._reset_overloads()
-        compile_kernels(*arguments)
+        compile_kernels(*arguments, **how)
         before.update(loaded())
 
     monkeypatch.setattr(build_trainer, "compile_kernels", forget_all_first)

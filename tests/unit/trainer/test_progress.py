@@ -85,7 +85,7 @@ def test_a_run_of_uneven_trainers_knows_how_far_it_is(tmp_path, small_data, monk
         found.append((progress.examples_of_all, sum(each.examples for each in trainers)))
 
     monkeypatch.setattr(Progress, "record", uneven)
-    monkeypatch.setattr(build_trainer, "compile_kernels", lambda *_: None)
+    monkeypatch.setattr(build_trainer, "compile_kernels", lambda *_, **__: None)
     run = train_over_threads(
         tmp_path, small_data, "topology.trainers=2", "sync.algorithm=ma", f"data.batch_size={BATCH}"
     )

@@ -48,7 +48,9 @@ def seen(monkeypatch):
 
     monkeypatch.setattr(ThreadModel, "score", scoring)
     monkeypatch.setattr(ThreadModel, "forward_backward", training)
-    monkeypatch.setattr(build_trainer, "compile_kernels", lambda *_: None)  # its made-up batch is no part of the data
+    monkeypatch.setattr(
+        build_trainer, "compile_kernels", lambda *_, **__: None
+    )  # its made-up batch is no part of the data
     return found
 
 
@@ -107,7 +109,7 @@ def test_stopped_anywhere_every_part_is_scored_once(tmp_path, data, monkeypatch)
         return step(model, dense, rows, labels)
 
     monkeypatch.setattr(ThreadModel, "forward_backward", training)
-    monkeypatch.setattr(build_trainer, "compile_kernels", lambda *_: None)
+    monkeypatch.setattr(build_trainer, "compile_kernels", lambda *_, **__: None)
     monkeypatch.setattr(trainer, "stop_requested", lambda: stop["now"])
     for number, at in enumerate([{1}, {3, 4}, {8}, {30}, ()]):
         count, stop = itertools.count(1), {"now": False, "at": at}
