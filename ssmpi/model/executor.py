@@ -61,8 +61,8 @@ class CompiledStep:
     ``ThreadModel.forward_backward``.
 
     Create it on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), in the layout of the
-    program's part; without gradients it can ``score`` only; ``sgemm`` is the address of BLAS's function, ``kernels`` are oneDNN's, used instead of it at least
-    for bfloat16. Parts of one network meet by a ``channel``.
+    program's part; without gradients it can only ``score``. ``sgemm`` is the address of BLAS's function, ``kernels``
+    are oneDNN's, used instead of it at least for bfloat16. Parts of one network meet by a ``channel``.
     """
 
     def __init__(

@@ -145,7 +145,9 @@ def top_k_backward(args: np.ndarray, row: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def threshold_forward(args: np.ndarray, row: np.ndarray) -> None:
-    """THRESHOLD: ``where_large``, and the threshold for the backward pass: others may change estimates meanwhile."""
+    """THRESHOLD: ``where_large``. The threshold is kept for the backward pass: others may change the estimates
+    meanwhile.
+    """
     size, own = args[EXAMPLES] * row[INPUTS], array_at(args, ESTIMATES, np.float64)[row[ESTIMATE] * COLUMNS :]
     x = value(args, row[A])[:size]
     if row[FLAGS] & MEASURE:

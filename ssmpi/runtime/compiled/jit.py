@@ -112,6 +112,8 @@ class _Kernel(CPUDispatcher):
     for each.
     """
 
+    _cache: Any
+
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """How another kernel calls it, which compiles it if need be."""
         plain = {name: types.unliteral(kind) for name, kind in kws.items()}

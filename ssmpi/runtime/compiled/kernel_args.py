@@ -4,7 +4,7 @@ the GIL, ten times that with cold caches, and more for tuples of arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,7 @@ class KernelArgs:
         self.words = np.array([*numbers, *places], np.int64)
 
 
-@intrinsic
-def numbers_at(typing: Any, address: Any, count: Any, kind: Any) -> Any:  # numba's interface has no types
-    """So many numbers of one kind from an address on."""
+def _numbers_at(typing: Any, address: Any, count: Any, kind: Any) -> Any:  # numba's interface has no types
     array = types.Array(kind.dtype, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -37,9 +35,7 @@ def numbers_at(typing: Any, address: Any, count: Any, kind: Any) -> Any:  # numb
     return array(types.int64, types.int64, kind), generate
 
 
-@intrinsic
-def array_at(typing: Any, words: Any, place: Any, kind: Any) -> Any:
-    """The flat array of one kind of numbers with address and size at a ``place`` of the words of ``KernelArgs``."""
+def _array_at(typing: Any, words: Any, place: Any, kind: Any) -> Any:
     array = types.Array(kind.dtype, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -57,3 +53,9 @@ def _array(context: Any, builder: Any, kind: Any, address: Any, size: Any) -> An
     data = builder.inttoptr(address, made.data.type)
     populate_array(made, data=data, shape=[size], strides=[step], itemsize=step, meminfo=None)
     return made._getvalue()
+
+
+# So many numbers of one kind from an address on.
+numbers_at: Callable[[int, int, type[np.generic]], np.ndarray] = intrinsic(_numbers_at)  # type: ignore[assignment]
+# The flat array of one kind of numbers with address and size at a place of the words of ``KernelArgs``.
+array_at: Callable[[np.ndarray, int, type[np.generic]], np.ndarray] = intrinsic(_array_at)  # type: ignore[assignment]
