@@ -9,7 +9,7 @@ from runs import train_over_threads
 from test_model import autograd
 
 from ssmpi.config import load
-from ssmpi.model import blas, brgemm, kernels
+from ssmpi.model import blas, brgemm, instructions, kernels, linear
 from ssmpi.model.autograd_step import AutogradStep
 from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
@@ -144,6 +144,15 @@ def test_deferred_gradients_of_wide_layers_give_the_same_updates(name, batch, pr
     expected = updated(network, precision, batches, lambda model: model.gradients)
     for found, wanted in zip(updated(network, precision, batches), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_only_what_a_network_has_is_compiled(monkeypatch):
+    """And to score it, only the forward pass."""
+    asked = []
+    monkeypatch.setattr(instructions, "_address", lambda function: asked.append(function) or 0)
+    table = Program(network_of(ModelOptions(), Inputs(13, 26, 16))).table
+    assert instructions.addresses(table, brgemm.NONE, backward=False).shape == (1, len(table))
+    assert set(asked) == {linear.blas_forward, instructions.interaction_forward}
 
 
 @pytest.mark.skipif(

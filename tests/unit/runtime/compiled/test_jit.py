@@ -71,6 +71,31 @@ def call(kernel, pair):
     return kernel(pair), bool(kernel.stats.cache_misses)
 
 
+def test_what_only_kernels_call_is_compiled_for_python_when_it_calls(kernels):
+    kernel, pair = kernels(**SOURCES)
+    called = sys.modules["kernels.called"].called
+    assert kernel(pair) == 1003
+    assert [each.library.linked for each in called.overloads.values()] == [True]
+    assert called(pair) == 3
+    assert [each.library.linked for each in called.overloads.values()] == [False]
+    kernel, pair = kernels()  # as the next process, which finds both on disk
+    called = sys.modules["kernels.called"].called
+    assert (call(kernel, pair), call(called, pair)) == ((1003, False), (3, False))
+
+
+def test_a_kernel_is_compiled_once_for_all_constants():
+    @jit.njit()
+    def called(number, pair, flag):
+        return number + pair[0] if flag else pair[1]
+
+    @jit.njit()
+    def kernel(number):
+        return called(1, (2, number), True), called(number, (4, 5), False), called(7, (number, 9), flag=True)
+
+    assert kernel(6) == (3, 5, 13)
+    assert len(called.overloads) == 1
+
+
 def test_what_a_kernel_calls_and_reads_is_that_of_now(kernels, tmp_path):
     assert call(*kernels(**SOURCES)) == (1003, True)
     assert call(*kernels()) == (1003, False)
