@@ -6,7 +6,6 @@ mpi4py.rc.initialize = False  # before anything imports mpi4py.MPI, which would 
 mpi4py.rc.finalize = False
 
 import contextlib  # noqa: E402
-import gc  # noqa: E402
 import re  # noqa: E402
 import signal  # noqa: E402
 from functools import cache  # noqa: E402
@@ -17,6 +16,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from datasets import make_dataset  # noqa: E402
 from faults import Fault  # noqa: E402
+from garbage import collect  # noqa: E402
 from rank_pool import POOL  # noqa: E402
 from ranks import PretendedJob, PretendedWorld  # noqa: E402
 
@@ -78,9 +78,8 @@ def takes_ranks(path):
 
 
 def pytest_collection_finish(session):
-    """What is imported and collected lasts: it is not looked through again each time that garbage is collected."""
-    gc.collect()
-    gc.freeze()
+    """What is imported and collected lasts."""
+    collect()
 
 
 def pytest_sessionfinish():

@@ -12,6 +12,7 @@ from datasets import FEW, make_dataset, make_keyed
 from faults import Kill
 from oracle import mix
 from runs import train_over_threads
+from strength import one_at_a_time
 from test_dynamic_tables import KEYED, tables
 from test_partial_recovery import ONE, Killed, SaveRows, after, examples_of
 
@@ -148,8 +149,7 @@ class SaveKeys(SaveRows):
         store.save = write
 
 
-@pytest.mark.parametrize("priority", ["none", "mfu", "ssu"])
-@pytest.mark.parametrize("every", [0, 600])
+@pytest.mark.parametrize(("priority", "every"), one_at_a_time(["mfu", "none", "ssu"], [600, 0]))
 def test_each_key_of_a_lost_embedding_ps_has_the_values_of_its_newest_save(tmp_path, data, priority, every):
     """Saved between checkpoints or without any, some keys at a time after the first save of all."""
     settings = ("recovery.mode=partial", f"checkpoint.priority={priority}", "checkpoint.priority_fraction=0.1")

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import pytest
 from runs import Run
 from test_killed_ranks import memory  # noqa: F401 - a fixture
 from training_job import STOPPING, TWO_TRAINERS
@@ -75,6 +76,7 @@ def test_a_rank_that_is_killed_while_the_job_stops_takes_nothing_along(start, me
     resume_and_stop(start, job, memory)
 
 
+@pytest.mark.soak
 def test_a_stop_while_a_job_restarts_takes_nothing_along(start, memory):  # noqa: F811
     """Either its ranks save, or their memory stays."""
     job = start(*settings(memory), program=LAUNCH).until_it_trains()

@@ -13,6 +13,7 @@ learn know both. Seeds 1 to 4 of all algorithms end at NE 0.55 to 0.69, without 
 import pytest
 from datasets import make_dataset, make_halves
 from runs import train, train_over_threads
+from strength import in_soak
 
 ROWS = 300_000
 SETTINGS = (
@@ -88,7 +89,10 @@ def ne_of(folder, halves, *settings):
     return train_over_threads(folder, halves, *OF_HALVES, *settings).quality()["ne"]
 
 
-@pytest.mark.parametrize("algorithm", TOGETHER)
+FOREGROUND = [name for name in TOGETHER if name.startswith("foreground")]
+
+
+@pytest.mark.parametrize("algorithm", [*(name for name in TOGETHER if name not in FOREGROUND), *in_soak(*FOREGROUND)])
 def test_two_trainers_learn_together(tmp_path, halves, algorithm):
     assert ne_of(tmp_path, halves, *TOGETHER[algorithm]) < KNOWS_BOTH
 

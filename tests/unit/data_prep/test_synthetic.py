@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from strength import in_soak
 
 from data_prep.raw.parser import DENSE_NAMES, SPARSE_NAMES
 from data_prep.synthetic import synthesize as module
@@ -124,7 +125,7 @@ def test_tokens_cover_32_bits_and_are_distinct():
         assert tokens.min() < 0.01 * 2**32
 
 
-@pytest.mark.parametrize("skew", [0.0, 1.0, 1.05])
+@pytest.mark.parametrize("skew", [1.05, *in_soak(0.0, 1.0)])
 def test_skew(skew):
     rows = block(0, ROWS, skew=skew)
     for feature, cardinality in ((0, 100), (2, SMALL[2])):
@@ -277,7 +278,7 @@ def test_drift_moves_rate_and_effects():
     assert still[0] > turned[0] + 0.1
 
 
-@pytest.mark.parametrize("turnover", [0.5, 1, 3])
+@pytest.mark.parametrize("turnover", [0.5, *in_soak(1, 3)])
 def test_tokens_go_and_new_ones_come(turnover):
     """Each at its own times, as often as the others; ranks, integers and missing values stay as they were."""
     still, rows = block(0, ROWS), block(0, ROWS, turnover=turnover)

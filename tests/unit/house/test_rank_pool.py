@@ -66,6 +66,7 @@ pool.run(PAIR, hangs_on, 1)
 """
 
 
+@pytest.mark.soak
 def test_ranks_end_with_a_test_process_that_is_killed():
     environ = full_environment({"PYTHONPATH": python_path(TESTS, Path(__file__).parent)})
     with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, env=environ) as process:

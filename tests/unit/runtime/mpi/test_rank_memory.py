@@ -1,6 +1,5 @@
 """Memory that outlives its process: another process finds what was left, or why it cannot use it."""
 
-import gc
 import json
 import mmap
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults import no_room
+from garbage import collect
 from ranks import PATIENCE
 
 from ssmpi.runtime.host import memory_folder
@@ -55,7 +55,7 @@ def shm():
 def left_by(body):
     """What a function's memory leaves when nobody maps it any more."""
     body()
-    gc.collect()
+    collect()
 
 
 def find(path):
@@ -214,12 +214,12 @@ def test_who_still_maps_it_keeps_others_out(path, monkeypatch):
     memory.ready()
     mapped = attach(part.address, 100)
     del memory, part
-    gc.collect()
+    collect()
     with pytest.raises(LostMemoryError, match="still maps it after"):
         find(path)
     assert mapped.sum() == 300
     del mapped
-    gc.collect()
+    collect()
     assert find(path).part("rows", shared=True).allocate(100).sum() == 300
 
 
