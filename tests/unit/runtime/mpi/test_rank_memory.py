@@ -178,8 +178,15 @@ def test_a_torn_header_is_lost(path, place, values, why):
         find(path)
 
 
-@pytest.mark.parametrize(("size", "why"), [(HEADER - 1, "cut off"), (HEADER, "it has 16,384 bytes, not 20,480")])
-def test_a_file_that_was_cut_is_lost(path, size, why):
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [
+        (HEADER - 1, "cut off"),
+        (HEADER, "it has 16,384 bytes, not 20,480"),
+        (HEADER + 2 * PAGE, "it has 24,576 bytes, not 20,480"),
+    ],
+)
+def test_a_file_of_another_size_is_lost(path, size, why):
     leave(path)
     os.truncate(path, size)
     with pytest.raises(LostMemoryError, match=why):
