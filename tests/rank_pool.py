@@ -46,7 +46,8 @@ class RankPool:
     def close(self):
         """All ranks leave."""
         for link in self._links:
-            link.send(None)
+            with contextlib.suppress(OSError):
+                link.send(None)
         if self._job:
             with contextlib.suppress(TimeLimitError):
                 self._job.wait(PATIENCE)
