@@ -12,7 +12,7 @@ import torch
 from oracle import train_plainly
 from ranks import ssmpi
 from runs import assert_same_bits, batches, train, train_over_threads
-from strength import one_at_a_time
+from strength import in_soak, one_at_a_time
 
 from ssmpi import cli
 from ssmpi.config import load
@@ -72,7 +72,7 @@ def plain_training(config):
 
 @pytest.mark.parametrize(
     "settings",
-    [ADAGRAD, (*SGD, *SCHEDULE), (*ADAM, *SCHEDULE), (*ADAM, "embedding.optimizer=partial_rowwise_adam")],
+    [ADAGRAD, (*SGD, *SCHEDULE), (*ADAM, *SCHEDULE), *in_soak(((*ADAM, "embedding.optimizer=partial_rowwise_adam"),))],
     ids=["adagrad", "scheduled sgd", "scheduled adam", "partial row-wise adam"],
 )
 def test_equals_plain_pytorch(tmp_path, small_data, settings):
@@ -105,7 +105,9 @@ def plain_log_loss(model, data, split):
     return log_loss(batch.labels, torch.sigmoid(logits.double()).numpy())
 
 
-@pytest.mark.parametrize("settings", [ADAGRAD, (*SGD, "embedding.rate=0.1"), ADAM], ids=["adagrad", "sgd", "adam"])
+@pytest.mark.parametrize(
+    "settings", [ADAGRAD, *in_soak(((*SGD, "embedding.rate=0.1"),), (ADAM,))], ids=["adagrad", "sgd", "adam"]
+)
 def test_deepfm_equals_plain_pytorch(tmp_path, small_data, settings):
     """A vector and a first-order weight in one row are what two tables with optimizers of their own are."""
     deepfm = ("model.name=deepfm", "model.deepfm.deep=[32,16]", "topology.embedding_ps=2")
@@ -149,11 +151,16 @@ def test_every_row_is_trained_on_once_a_pass(many, tmp_path, small_data, handout
     assert iterations == run.result["iterations"] == 2 * sum(-(-block.rows // 128) for block in blocks)
 
 
-def test_evaluating_alone_or_together_or_by_hand_is_the_same(many, tmp_path, small_data, alone, capsys):
+@pytest.mark.soak
+def test_real_ranks_score_as_one_process(many, alone, capsys):
+    command("evaluate", many.folder)
+    assert ssmpi("evaluate", many.folder, ranks=3).check().out == capsys.readouterr().out
+
+
+def test_evaluating_in_the_run_or_later_or_by_hand_is_the_same(many, tmp_path, small_data, alone, capsys):
     of_the_run = many.quality("test")
     command("evaluate", many.folder)
     by_one = capsys.readouterr().out
-    assert ssmpi("evaluate", many.folder, ranks=3).check().out == by_one
     ne, loss, auc = (float(re.search(rf"{name} ([\d.]+)", by_one)[1]) for name in ("NE", "log-loss", "AUC"))
     assert (ne, loss, auc) == pytest.approx([of_the_run[k] for k in ("ne", "log_loss", "auc")], abs=6e-6)
     assert of_the_run["rows"] == 600

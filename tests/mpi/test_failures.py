@@ -72,7 +72,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, good_data):
         pytest.param("break_embedding_ps", 2, "embedding_ps 0 (rank 2, {host}, thread main)", marks=soak),
         pytest.param("break_sync_ps", 3, "sync_ps 0 (rank 3, {host}, thread main)", marks=soak),
         pytest.param("break_start", 1, "trainer 1 (rank 1, {host}, thread main)", marks=soak),
-        ("break_import", 1, "rank 1 (rank 1, {host}, thread main)"),
+        pytest.param("break_import", 1, "rank 1 (rank 1, {host}, thread main)", marks=soak),
         pytest.param("break_joining", 1, "rank 1 ({host})", marks=soak),
     ],
 )

@@ -83,7 +83,7 @@ def test_after_a_rank_froze_in_a_restart_the_job_starts_again_from_memory(start,
     [
         pytest.param(signal.SIGTERM, "mpi4py.MPI", False, marks=soak),
         pytest.param(signal.SIGTERM, "ssmpi.train", False, marks=soak),
-        (signal.SIGINT, "mpi4py.MPI slow", True),
+        pytest.param(signal.SIGINT, "mpi4py.MPI slow", True, marks=soak),
         pytest.param(signal.SIGTERM, "mpi4py.MPI slow", True, marks=soak),
     ],
 )

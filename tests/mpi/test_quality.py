@@ -89,10 +89,10 @@ def ne_of(folder, halves, *settings):
     return train_over_threads(folder, halves, *OF_HALVES, *settings).quality()["ne"]
 
 
-FOREGROUND = [name for name in TOGETHER if name.startswith("foreground")]
+OTHERS = [name for name in TOGETHER if name not in (*ALGORITHMS, "async_ps")]
 
 
-@pytest.mark.parametrize("algorithm", [*(name for name in TOGETHER if name not in FOREGROUND), *in_soak(*FOREGROUND)])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "async_ps", *in_soak(*OTHERS)])
 def test_two_trainers_learn_together(tmp_path, halves, algorithm):
     assert ne_of(tmp_path, halves, *TOGETHER[algorithm]) < KNOWS_BOTH
 
