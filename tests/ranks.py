@@ -287,7 +287,8 @@ class PretendedWorld:
 
     def __init__(self, job, rank):
         self.topology, self.rank, self.size = job.topology, rank, job.topology.size
-        self.same_role_here, self.oversubscribed, self.shadow_share = 1, "", 1.0
+        self.same_role_here, self.oversubscribed = 1, ""
+        self.shadow_share = 0.2  # of a core: rounds without a pause would take a fifth of all that whole runs take
         self.host, self.hosts, self.who = "here", ["here"] * self.size, job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
         self._job, self.traffic = job, Traffic()
