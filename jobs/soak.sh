@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 usage() {
   cat <<TEXT
-usage: bash jobs/soak.sh [--rounds N] [pytest arguments]   (in .venv-test; about 30 minutes on 2 cores)
+usage: bash jobs/soak.sh [--rounds N] [pytest arguments]   (in .venv-test; about 40 minutes on 2 cores)
 
 Runs the tests marked 'soak', which repeat what jobs/test.sh tries a few times or must measure time, those of the
 laboratory (tests/lab), and --rounds times (default 3) the tests that kill at random moments, and those of properties with

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 case ${1:-} in
   --help|-h)
-    echo "usage: bash jobs/test.sh [pytest arguments]   (makes .venv-test, about 11 minutes on 2 cores)"
+    echo "usage: bash jobs/test.sh [pytest arguments]   (makes .venv-test, about 8 minutes on 2 cores)"
     exit 0 ;;
 esac
 trap wait EXIT

@@ -47,6 +47,14 @@ def test_every_token_is_counted_block_by_block(kind, coded, hashes, distinct):
     assert made.entries == 0
 
 
+@pytest.mark.parametrize("kind", [np.uint32, np.uint64])
+def test_tokens_ascend_where_one_alone_differs_in_a_digit(kind):
+    for bit in range(8, 8 * np.dtype(kind).itemsize):
+        values, made = np.array([(1 << bit) + 1, 3, 4], kind), CountTable(kind)
+        made.count(Tokens(values, np.zeros(3, np.uint8)))
+        assert made.drain()[0].tolist() == sorted(values.tolist())
+
+
 @pytest.mark.parametrize("lowest", [0, 2**64 - 40, 2**63 - 20])
 def test_hashes_with_the_same_upper_bits_ascend(lowest):
     """Of a whole cluster, also one that has no room at the end of the table and goes on at its beginning."""
