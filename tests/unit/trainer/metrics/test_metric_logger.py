@@ -85,7 +85,8 @@ def test_rounds_in_figures(tmp_path, small_data):
     for line in (*windows, run.result):
         assert 0 < line["round_seconds"] < 60
         assert 0 < line["divergence"] < 1
-        assert line["sync_gap_thread"] == line["sync_gap_trainer"] > 0
+        assert line["sync_gap_thread"] == line["sync_gap_trainer"]
+    assert run.result["sync_gap_trainer"] > 0  # a window may have the last round alone, with no iteration
 
 
 def test_every_field_is_documented_and_every_documented_field_is_written(tmp_path, monkeypatch, inject):
