@@ -82,7 +82,6 @@ class Config:
         if not user_code.names_file(self.model.name):
             self._check_built_in()
         self._check_priority()
-        self._check_dynamic()
         self._check_dense()
         object.__setattr__(self, "topology", dataclasses.replace(self.topology, homes=self.hierarchy.homes))
         for section in ("embedding", "sync"):
@@ -117,13 +116,6 @@ class Config:
         require(
             none or self.recovery.may_be_partial,
             f'{wanted}, which recovery.mode = "{self.recovery.mode}" rules out: set it to "auto", or priority "none"',
-        )
-
-    def _check_dynamic(self) -> None:
-        require(
-            self.embedding.table == "static" or self.checkpoint.priority != "scar",
-            'checkpoint.priority = "scar" keeps a copy of every row that a table has room for, and dynamic tables have'
-            " room for many more than they use: set it to 'mfu' or 'ssu'",
         )
 
     def _check_dense(self) -> None:
@@ -187,11 +179,17 @@ class Config:
         return copy
 
     def placement(self, data: HasTables) -> Placement:
-        """Which embedding PS, or the trainer, holds which rows of the tables of this data; SettingsError if these are
-        not what ``embedding.table`` is for.
+        """Which embedding PS, or the trainer, holds which rows of the tables of this data; SettingsError if
+        ``[embedding.dynamic]`` or ``checkpoint.priority`` does not fit them.
         """
         servers, features = max(1, self.topology.embedding_ps), data.features
-        return place(data.cardinalities, servers, self.embedding.keyed, features.sparse, features.ids_per_row)
+        placed = place(data.cardinalities, servers, self.embedding.dynamic, features.sparse, features.ids_per_row)
+        require(
+            not placed.keyed or self.checkpoint.priority != "scar",
+            'checkpoint.priority = "scar" keeps a copy of every row that a table has room for, and dynamic tables have'
+            " room for many more than they use: set it to 'mfu' or 'ssu'",
+        )
+        return placed
 
     @property
     def places(self) -> Places:

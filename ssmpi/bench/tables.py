@@ -138,7 +138,7 @@ def contenders_of(options: TablesOptions, by_arrival: np.ndarray) -> dict[str, C
     def of(placement: Placement, *, sent: bool = False) -> Contender:
         settings = EmbeddingOptions(prefetch=False, shared_memory=not sent)
         if placement.keyed:
-            settings = replace(settings, table="dynamic", dynamic=dynamic)
+            settings = replace(settings, dynamic=dynamic)
         return Contender(RowOptions(settings, RowLayout(options.dim)), placement, sent=sent)
 
     made = {name: of(static_rows) for name in (STATIC, ARRIVAL, RANDOM)}

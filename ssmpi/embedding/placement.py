@@ -16,19 +16,14 @@ from functools import cached_property
 import numpy as np
 
 from ssmpi.embedding.dynamic_options import DynamicOptions, KeyOptions
-from ssmpi.runtime.errors import SettingsError, TopologyError
+from ssmpi.runtime.errors import TopologyError
+from ssmpi.runtime.settings import require
 
 LARGEST_ARENA = 2**31 - 1
+DEFAULTS = DynamicOptions()
 LARGEST_PIECE = (
     0.25  # of a PS's ideal share: with pieces as large as the share, Kaggle on 16 PSs is 1.36 : 1 out of balance
 )
-
-
-MISMATCH = {
-    True: "this data has keys instead of ids in some features, which a static table has no rows for: set "
-    'embedding.table = "dynamic", and embedding.dynamic.keys to the most keys of a feature that have rows',
-    False: 'embedding.table = "dynamic" is for features with 64-bit keys, and this data has none: leave it out',
-}
 
 
 @dataclass(frozen=True)
@@ -120,17 +115,15 @@ class Placement:
         return table
 
 
-def keyed_tables(
-    sizes: Sequence[int], dynamic: DynamicOptions | None, names: Sequence[str]
-) -> Mapping[int, KeyOptions]:
-    """How the keys of each keyed table get rows: those of size 0, with these ``names``. SettingsError if they are there
-    and ``dynamic`` is not, or the other way, or names others.
+def keyed_tables(sizes: Sequence[int], dynamic: DynamicOptions, names: Sequence[str]) -> Mapping[int, KeyOptions]:
+    """How the keys of each keyed table get rows: those of size 0, with these ``names``. SettingsError if ``dynamic``
+    names other features, or says anything where no table is keyed.
     """
     keyed = [table for table, rows in enumerate(sizes) if not rows]
-    if bool(keyed) != bool(dynamic):
-        raise SettingsError(MISMATCH[bool(keyed)])
-    if not dynamic:
-        return {}
+    require(
+        bool(keyed) or dynamic == DEFAULTS,
+        "[embedding.dynamic] is for features with 64-bit keys, and this data has none: leave it out",
+    )
     dynamic.check([names[table] for table in keyed])
     return {table: dynamic.of(names[table]) for table in keyed}
 
@@ -172,13 +165,13 @@ def _owners(
 def place(
     sizes: Sequence[int],
     servers: int,
-    dynamic: DynamicOptions | None = None,
+    dynamic: DynamicOptions = DEFAULTS,
     names: Sequence[str] = (),
     lengths: Sequence[float] = (),
 ) -> Placement:
     """Spread tables of these sizes over ``servers`` embedding PSs; TopologyError if one would hold more rows than it
     can number. Tables of size 0 are keyed, as ``dynamic`` says of features with these ``names``, C1, C2 ... if not
-    given; SettingsError if one is there without the other. ``lengths``: lookups of each table per example, one if not
+    given; SettingsError if it does not fit them. ``lengths``: lookups of each table per example, one if not
     given.
     """
     names = names or [f"C{table + 1}" for table in range(len(sizes))]

@@ -37,7 +37,13 @@ Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and the nu
 class EmbeddingOptions:
     """The ``[embedding]`` section: the rows of the tables, their optimizer, and the access of trainers to them."""
 
-    REMOVED: ClassVar = {"transport": ("auto", NO_TRANSPORT)}
+    REMOVED: ClassVar = {
+        "transport": ("auto", NO_TRANSPORT),
+        "table": (
+            ("static", "dynamic"),
+            "leave it out: features with 64-bit keys have dynamic tables, others static ones",
+        ),
+    }
     dim: int = 16
     """Floats of a row."""
     optimizer: str = "rowwise_adagrad"
@@ -68,8 +74,6 @@ class EmbeddingOptions:
     """Who pools lists of ids if rows travel by message: ``server``, before it sends them; ``trainer``; or ``auto``,
     whichever sends fewer bytes.
     """
-    table: str = "static"
-    """``static``, or ``dynamic`` for data with keys, which get and lose rows by ``[embedding.dynamic]``."""
     dynamic: DynamicOptions = field(default_factory=DynamicOptions)
     shared_memory: bool = field(default=True, metadata=DERIVED)  # of ``[run]``
 
@@ -82,16 +86,6 @@ class EmbeddingOptions:
             f"pooling is 'auto', 'server' or 'trainer', got {self.pooling!r}",
         )
         within("pushes_in_flight", self.pushes_in_flight, 1, 1000)
-        require(self.table in ("static", "dynamic"), f"table is 'static' or 'dynamic', got {self.table!r}")
-        require(
-            self.table == "dynamic" or self.dynamic == DynamicOptions(),
-            "embedding.dynamic is for embedding.table = 'dynamic': set it, or leave [embedding.dynamic] out",
-        )
-
-    @property
-    def keyed(self) -> DynamicOptions | None:
-        """How keyed features get rows; None without them."""
-        return self.dynamic if self.table == "dynamic" else None
 
 
 @dataclass(frozen=True)

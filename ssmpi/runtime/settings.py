@@ -142,12 +142,14 @@ def _without_removed(
     removed: Mapping[str, tuple[object, str]], values: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
     """``values`` without the keys that earlier versions had and wrote into every run folder; ``removed`` has their
-    defaults and what to do instead, if there is something. SettingsError for another value: what it asked for is gone.
+    default, or all values that ask for nothing now, and what to do instead, if there is something. SettingsError for
+    another value: what it asked for is gone.
     """
     for key in removed.keys() & values.keys():
         default, instead = removed[key]
         remedy = instead or f"leave it out; a run behaves as with its default of {json.dumps(default)}"
-        require(values[key] == default, f"'{where}{key}' was removed: {remedy}")
+        harmless = default if isinstance(default, tuple) else (default,)
+        require(values[key] in harmless, f"'{where}{key}' was removed: {remedy}")
     return {key: value for key, value in values.items() if key not in removed}
 
 

@@ -53,7 +53,7 @@ def _compile_tables(config: Config, replica: Replica, batch: Batch, messages: bo
     """Pull and push."""
     tables, keyed = replica.network.inputs.tables, batch.keys.shape[1]
     names = [f"C{k + 1}" for k in range(tables)]
-    placement = place((0,) * keyed + (1,) * (tables - keyed), 1, DYNAMIC if keyed else None, names)
+    placement = place((0,) * keyed + (1,) * (tables - keyed), 1, DYNAMIC if keyed else DynamicOptions(), names)
     for transport in _transports(config, placement, messages):
         lookups = Lookups(transport, 0, PrefetchedRows(lambda: False))
         ((_, lookup),) = lookups.prefetched([batch])

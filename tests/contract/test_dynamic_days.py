@@ -31,7 +31,7 @@ from ssmpi.tools.score import open_run
 SIZES = (400, 400, 20, 9, 50)
 DAY = 300  # rows
 ONE = ("data.batch_size=50", f"data.block_rows={DAY}", "data.shuffle=false", "embedding.prefetch=false")
-DYNAMIC = ("embedding.table=dynamic", "embedding.dynamic.keys=400")
+DYNAMIC = ("embedding.dynamic.keys=400",)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_fresh_optimizers_leave_the_state_of_keys_behind(tmp_path, data):
 
 def test_a_limit_below_the_keys_that_are_there_is_refused(tmp_path, data):
     first = train_over_threads(tmp_path / "a", data[2][0], *ONE, *DYNAMIC)
-    few = (*ONE, "embedding.table=dynamic", "embedding.dynamic.keys=20", f"run.continue_from={first.folder}")
+    few = (*ONE, "embedding.dynamic.keys=20", f"run.continue_from={first.folder}")
     config = write_run_file(tmp_path / "b", data[2][1], *few)
     with pytest.raises(SettingsError, match=r"keys = 20: .*run has \d+ keys of user: set it to that or more"):
         continued.parent_of(config, read_manifest(data[2][1]))

@@ -33,7 +33,7 @@ from ssmpi.trainer.progress import Progress
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 SIZES, ROWS = (400, 400, 20, 9, 50), 2_000
-DYNAMIC = ("embedding.table=dynamic", "embedding.dynamic.keys=400")
+DYNAMIC = ("embedding.dynamic.keys=400",)
 TWO_PS = (*ONE, "data.batch_size=50", "recovery.target_pls=1", "topology.embedding_ps=2", "checkpoint.keep=9")
 SAVED = (*TWO_PS, "checkpoint.every_examples=600")
 

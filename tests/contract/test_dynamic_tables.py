@@ -33,8 +33,8 @@ KEYED = ("user", "item")
 SIZES = (400, 400, 20, 9, 50)
 ROWS = 2_000
 STEPS = ("data.batch_size=50", "embedding.prefetch=false", "data.passes=2", "evaluate.per_pass=2")
-DYNAMIC = ("embedding.table=dynamic", "embedding.dynamic.keys=400")
-FULL = ("embedding.table=dynamic", "embedding.dynamic.keys=40", "topology.embedding_ps=1")
+DYNAMIC = ("embedding.dynamic.keys=400",)
+FULL = ("embedding.dynamic.keys=40", "topology.embedding_ps=1")
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_rows_by_key_are_rows_by_id_to_the_bit(tmp_path, data, static, servers, 
 def test_rows_by_message_are_mapped_rows_to_the_bit(tmp_path, data, servers, items):
     """Looked up ahead, with admission, a shared row, keys that expire and a table that is full."""
     settings = (
-        *STEPS, "embedding.prefetch=true", "embedding.table=dynamic", "embedding.dynamic.keys=300",
+        *STEPS, "embedding.prefetch=true", "embedding.dynamic.keys=300",
         "embedding.dynamic.admit_after=2", "embedding.dynamic.expire_after_examples=900",
         f"embedding.dynamic.features.item.keys={items}", f"topology.embedding_ps={servers}",
     )  # fmt: skip
@@ -305,20 +305,19 @@ def test_what_is_not_seen_expires(tmp_path, data):
 @pytest.mark.parametrize(
     ("which", "settings", "message"),
     [
-        (1, (), "set embedding.table = .dynamic."),
         (0, DYNAMIC, "this data has none"),
-        (0, ("embedding.dynamic.keys=7",), "embedding.dynamic is for embedding.table"),
+        (0, ("embedding.dynamic.keys=7",), "this data has none"),
         (1, (*DYNAMIC, "checkpoint.priority=scar"), "keeps a copy of every row that a table has room for"),
-        (1, ("embedding.table=hashed",), "table is 'static' or 'dynamic'"),
-        (1, ("embedding.table=dynamic", "embedding.dynamic.keys=0"), "keys must be at least 1"),
-        (1, ("embedding.table=dynamic", "embedding.dynamic.admit_after=-1"), "admit_after must be at least 1"),
+        (1, ("embedding.table=hashed",), "'embedding.table' was removed: leave it out"),
+        (1, ("embedding.dynamic.keys=0",), "keys must be at least 1"),
+        (1, ("embedding.dynamic.admit_after=-1",), "admit_after must be at least 1"),
         (1, (*DYNAMIC, "embedding.dynamic.features.usr.keys=9"), r"features.usr: .* did you mean 'user'\?"),
         (1, (*DYNAMIC, "embedding.dynamic.features.shop.keys=9"), r"features.shop: the data has no such feature with"),
         (1, (*DYNAMIC, "embedding.dynamic.features.user.keys=0"), r"dynamic.features.user.keys must be at least 1"),
         (1, (*DYNAMIC, "embedding.dynamic.features.user.kyes=9"), r"features.user.kyes'; did you mean 'keys'"),
         (1, (*DYNAMIC, "embedding.dynamic.features.user=9"), r"write .embedding.dynamic.features.user."),
         (1, (*DYNAMIC, "embedding.dynamic.features=[]"), r"write .embedding.dynamic.features.NAME."),
-        (0, ("embedding.dynamic.features.user.keys=9",), "embedding.dynamic is for embedding.table"),
+        (0, ("embedding.dynamic.features.user.keys=9",), "this data has none"),
     ],
 )
 def test_settings_that_do_not_fit_the_data_are_refused(tmp_path, data, which, settings, message):

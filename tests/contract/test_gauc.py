@@ -92,7 +92,7 @@ def test_a_run_reports_it_and_evaluate_prints_it(data, keyed, tmp_path, alone, c
     if keyed:
         nobody = (0,)
         data = name_group(make_keyed(tmp_path / "keyed", data, keyed), "user")
-        settings = ("embedding.table=dynamic", "embedding.dynamic.keys=500")
+        settings = ("embedding.dynamic.keys=500",)
     run = train_over_threads(
         tmp_path, data, "topology.trainers=2", "topology.threads=2", "sync.algorithm=ma", *settings
     )

@@ -15,7 +15,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.tools.export import export
 
 STEPS = ("data.batch_size=50", "embedding.prefetch=false", "data.passes=2")
-DYNAMIC = ("embedding.table=dynamic", "embedding.dynamic.keys=400")
+DYNAMIC = ("embedding.dynamic.keys=400",)
 
 
 def command(*words):

@@ -271,7 +271,7 @@ def test_run_folders_of_earlier_versions_are_read(tmp_path):
 
 def test_settings_of_single_features_are_kept_and_compared(tmp_path):
     """A run folder has those that are set and no others; leaving one out later is a difference, too."""
-    common = ("embedding.table=dynamic", "embedding.dynamic.keys=9")
+    common = ("embedding.dynamic.keys=9",)
     config = read(tmp_path, *common, "embedding.dynamic.features.user.admit_after=3")
     (tmp_path / "run.toml").write_text(dump(config))
     assert "[embedding.dynamic.features.user]\nadmit_after = 3\n" in (tmp_path / "run.toml").read_text()

@@ -72,7 +72,7 @@ class Servers:
         self.arenas = self.new(2)
 
     def new(self, servers):
-        options = row_options(2, table="dynamic", dynamic=self.dynamic)
+        options = row_options(2, dynamic=self.dynamic)
         placement = place(SIZES, servers, self.dynamic, NAMES)
         return [Arena(options, placement, server, seed=3) for server in range(servers)]
 

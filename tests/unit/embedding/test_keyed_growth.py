@@ -231,7 +231,7 @@ KEYS, LAPS = 20_000, 40
 def arena_of(memory):
     """One keyed table in the memory of a PS."""
     dynamic = DynamicOptions(keys=KEYS, admit_after=2, expire_after_examples=2_000)
-    options, placement = row_options(4, table="dynamic", dynamic=dynamic), place([0], 1, dynamic, ["user"])
+    options, placement = row_options(4, dynamic=dynamic), place([0], 1, dynamic, ["user"])
     return Arena(options, placement, 0, BEGIN.seed, *(memory.part(name, shared=True) for name in ("rows", "keys")))
 
 

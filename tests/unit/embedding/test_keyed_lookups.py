@@ -24,7 +24,7 @@ def batch_of(*keys):
 
 def a_thread(dynamic):
     """Lookups of one thread, ahead by a batch; the table that they fill; and whether they are interrupted."""
-    options = row_options(4, table="dynamic", dynamic=dynamic)
+    options = row_options(4, dynamic=dynamic)
     placement, cut = place([0], 1, dynamic, ["user"]), {"now": False}
     arena = Arena(options, placement, 0, seed=5)
     tables = local_tables(arena)

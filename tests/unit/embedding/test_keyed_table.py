@@ -362,7 +362,7 @@ def test_a_kill_at_any_moment_leaves_whole_rows(kills):
 
 
 def test_a_bad_id_beside_keys_is_named_with_its_place():
-    options, dynamic = row_options(4, table="dynamic", dynamic=DynamicOptions(keys=60)), DynamicOptions(keys=60)
+    options, dynamic = row_options(4, dynamic=DynamicOptions(keys=60)), DynamicOptions(keys=60)
     placement = place([0, 5], 1, dynamic, ["user", "shop"])
     tables = local_tables(Arena(options, placement, 0, seed=5))
     lookups = Lookups(tables, 0, PrefetchedRows(lambda: False))
@@ -376,7 +376,7 @@ def test_a_bad_id_beside_keys_is_named_with_its_place():
 def test_keys_that_share_a_row_update_it_once():
     """By the sum of their gradients, as one id would; beside a missing one, and a feature with ids 0 and 1."""
     dynamic = DynamicOptions(keys=60, admit_after=9)
-    options = row_options(4, optimizer="rowwise_adagrad", table="dynamic", dynamic=dynamic)
+    options = row_options(4, optimizer="rowwise_adagrad", dynamic=dynamic)
     arrays, batch = [], np.array([[9], [8], [0], [9], [7]], np.int64)
     plain, gradients = np.array([[1], [0], [1], [1], [2]], np.int32), np.random.default_rng(1).normal(size=(5, 2, 4))
     for by_key in (True, False):

@@ -72,7 +72,7 @@ class SomeMapped:
 
 def tables(dynamic, servers, near):
     """Lookups of tables on so many PSs, and their transport."""
-    options = row_options(DIM, table="dynamic", dynamic=dynamic)
+    options = row_options(DIM, dynamic=dynamic)
     placement = place(SIZES, servers, dynamic, NAMES)
     transport = SomeMapped([Arena(options, placement, server, seed=3) for server in range(servers)], near)
 

@@ -169,7 +169,7 @@ def test_memory_of_dynamic_tables_is_told_at_first_and_at_the_limit(tmp_path, sm
     """By hand, for one of two PSs: a row has 68 bytes, a key and a date 8 each, a slot of the map 16; there are
     two or more a row, a power of two. And as a PS takes it.
     """
-    settings = ("embedding.table=dynamic", "embedding.dynamic.keys=1_000_000", "topology.embedding_ps=2")
+    settings = ("embedding.dynamic.keys=1_000_000", "topology.embedding_ps=2")
     config = read(tmp_path, small_data, *settings)
     placement = place([0, 50], 2, config.embedding.keyed, ["user"])
     limit = 500_000 + 4_243 + 2  # its share, six standard deviations, the reserved rows

@@ -27,7 +27,7 @@ def project(tmp_path_factory):
     (base / "schema.toml").write_text(ONCE)
     write(base / "past.csv", rows, list(rows[0]))
     assert prepare(base / "schema.toml", base / "past.csv", base / "data", "--hash") == 0
-    dynamic = ("embedding.table=dynamic", "embedding.dynamic.keys=600", "embedding.dynamic.admit_after=2")
+    dynamic = ("embedding.dynamic.keys=600", "embedding.dynamic.admit_after=2")
     run = train_over_threads(base / "trained", base / "data", "topology.embedding_ps=2", "data.batch_size=32", *dynamic)
     return base, run
 

@@ -44,7 +44,7 @@ def test_no_step_loads_a_kernel(tmp_path, data, what, servers, shared, monkeypat
         before.update(loaded())
 
     monkeypatch.setattr(build_trainer, "compile_kernels", forget_all_first)
-    settings = ["embedding.table=dynamic", "embedding.dynamic.expire_after_examples=1"] if what == "keys" else []
+    settings = ["embedding.dynamic.expire_after_examples=1"] if what == "keys" else []
     train_over_threads(
         tmp_path, data[what], *settings, "data.passes=2", "evaluate.per_pass=2", f"topology.embedding_ps={servers}",
         f"run.shared_memory={shared}",

@@ -133,7 +133,7 @@ def test_without_its_notes_it_is_lost(path, lose, why):
     leave(path)
     notes = path.parent / "trainer-0.notes.json"
     assert find(path).noted == {}
-    gc.collect()
+    collect()
     lose(notes)
     with pytest.raises(LostMemoryError, match=rf"trainer-0\.notes\.json: {why}"):
         find(path)
