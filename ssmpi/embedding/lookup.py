@@ -14,6 +14,7 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooling import PoolingPlan
 from ssmpi.runtime.bags import Bags
 from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.compiled.hash_table import slots_for
 from ssmpi.runtime.compiled.kernel_args import KernelArgs
 from ssmpi.runtime.protocols import MPIRequest
 
@@ -39,7 +40,7 @@ class DistinctIds:
     def __init__(self, rows: int, features: int, servers: int) -> None:
         self.awaited = NOTHING_AWAITED
         self._most, self._rows, self.features = rows, rows, features
-        most, slots = rows * features, 1 << max(4, (4 * rows - 1).bit_length())
+        most, slots = rows * features, slots_for(2 * rows)
         kinds = [(most + 1, np.int64), (most, np.int32), (features, np.int64), (most, np.int32), (slots, np.int32)]
         kinds += [(most, np.int64), (most, np.int64), (3 * most, np.int64), (servers + 1, np.int64)]
         kinds += [(most, np.int32), (features, np.int64)]
@@ -88,7 +89,7 @@ class LookupBuffers:
     """Buffers to route at most ``ids`` ids and sum their gradients, shared by the lookups of a thread."""
 
     def __init__(self, ids: int, width: int) -> None:
-        slots = 1 << max(4, (2 * ids - 1).bit_length())
+        slots = slots_for(ids)
         self.keys, self.places = np.full(slots, kernels.EMPTY, np.int64), np.empty(slots, np.int32)
         self.summed = aligned((ids, width))
 
