@@ -131,7 +131,9 @@ def add_sums_forward(args: np.ndarray, row: np.ndarray) -> None:
     n, k = args[EXAMPLES], row[INPUTS]
     out = value(args, row[OUT])[:n]
     if row[BIAS] >= 0:
-        out[:] = bias(args, row, 1)[0]
+        first = bias(args, row, 1)[0]
+        for b in range(n):
+            out[b] = first
     add_sums(value(args, row[A])[: n * k].reshape(n, k), out)
 
 

@@ -1,4 +1,7 @@
-"""Numba's ``njit`` with a cache on disk that never returns code compiled from other sources.
+"""Numba's ``njit``, which compiles less, with a cache on disk that never returns code compiled from other sources.
+
+Numba optimizes each kernel, translates it for the processor, and adds a wrapper by which Python calls it. Then it does
+the first two again wherever the kernel is linked into another one. Here they wait until Python calls it.
 
 Numba compiles what a kernel calls, and the constants that it reads, into the kernel, but only looks at the kernel's
 own file to tell whether cached code is out of date. Here the names of cached files carry a checksum of that file and of
