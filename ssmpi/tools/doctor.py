@@ -180,9 +180,9 @@ def bfloat16_problems() -> list[str]:
     steps = []
     for precision in ("fp32", "bf16"):
         model = Replica(network, precision, seed=0).thread_model()
-        steps.append(np.concatenate([*(found.ravel() for found in model.forward_backward(*batch)), model.gradients]))
-    off = np.linalg.norm(steps[1] - steps[0]) / np.linalg.norm(steps[0])
-    return [] if off < 0.1 else [f"the compiled bfloat16 step gives wrong results: off by {off:.2g} of their length"]
+        steps.append([values.copy() for values in (*model.forward_backward(*batch), model.gradients)])
+    off = max(np.linalg.norm(half - whole) / np.linalg.norm(whole) for whole, half in zip(*steps, strict=True))
+    return [] if off < 0.2 else [f"the compiled bfloat16 step gives wrong results: off by {off:.2g} of their length"]
 
 
 def advice(cores: int, *, open_mpi: bool) -> list[str]:

@@ -318,7 +318,7 @@ CASES = [
 
 
 REAL = [case for case in CASES if case.topology == TWO and case.real]
-FIRST = {(case.check, case.options.algorithm, case.options.transport): case for case in reversed(REAL)}.values()
+FIRST = {(case.check, case.options.algorithm, case.options.shared_memory): case for case in reversed(REAL)}.values()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -77,7 +77,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, good_data):
     ],
 )
 def test_an_exception_anywhere_ends_the_job_with_its_traceback(start, what, rank, who):
-    by_messages = "run.shared_memory=false"  # else a PS has little to do
+    by_messages = ("run.shared_memory=false",)  # else a PS has little to do
     job = start(*ALL_ROLES, *by_messages, ranks=4, program=(BROKEN, what, rank, "train"))
     text = job.until_it_breaks().error()
     assert text.startswith(f"error: {who.format(host='host ' + socket.gethostname())}: ")

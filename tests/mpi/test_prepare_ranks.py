@@ -211,5 +211,5 @@ raise SystemExit(cli.main(sys.argv[1:]))
 def test_an_unexpected_error_on_one_rank_ends_the_job(raw, tmp_path):
     done = mpirun(2, "-c", FAULTY, "criteo", raw, "-o", tmp_path / "out", *SMALL)
     assert done.code != 0
-    assert "rank 1: this is not expected" in done.err
+    assert "rank 1: unexpected error, please report it" in done.err
     assert "ZeroDivisionError: planted" in done.err

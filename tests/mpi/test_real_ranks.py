@@ -35,9 +35,7 @@ def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data):
     assert run.result["sync_gap_trainer"] <= 1.0  # whoever is out of data takes the others' steps, too
 
 
-@pytest.mark.parametrize(
-    "way", [ways("data", "auto"), pytest.param(ways("stages", "messages"), marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("way", [ways("data", "true"), pytest.param(ways("stages", "false"), marks=pytest.mark.soak)])
 def test_one_lane_of_two_members_is_one_trainer_to_the_bit(tmp_path, small_data, way):
     alone = train_over_threads(tmp_path / "alone", small_data)
     run = train_over_ranks(tmp_path / "group", small_data, *ONE_LANE, *way)
@@ -55,5 +53,5 @@ def test_sparse_edges_are_one_trainer_to_the_bit(tmp_path, small_data):
 
 def test_two_lanes_of_each_member_train_every_row(tmp_path, small_data):
     """By messages; by memory they are in the job that is asked to stop (``test_two_members``)."""
-    lanes = (*GROUP, "topology.threads=2", *ways("stages", "messages"), "evaluate.per_pass=2")
+    lanes = (*GROUP, "topology.threads=2", *ways("stages", "false"), "evaluate.per_pass=2")
     assert train_over_ranks(tmp_path, small_data, *lanes).result["examples"] == 6_000

@@ -49,7 +49,7 @@ GROUP = ("topology.trainers=4", "topology.group=2")
         (('hierarchy.plan="data"',), r"hierarchy\.plan says how the members of a group share a replica"),
         ((*GROUP, 'hierarchy.plan="rows"'), r"hierarchy\.plan must be one of data, stages, got 'rows'"),
         ((*GROUP, 'hierarchy.plan="data"', 'hierarchy.tags=["*: home"]'), r"hierarchy\.tags gives: set one of them"),
-        (("topology.trainers=3", "topology.group=2"), r"trainers = 3 is no multiple of topology\.group = 2"),
+        (("topology.trainers=3", "topology.group=2"), r"trainers = 3 is not a multiple of topology\.group = 2"),
     ],
 )
 def test_what_groups_cannot_be_told(tmp_path, overrides, text):

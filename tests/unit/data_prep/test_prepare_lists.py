@@ -319,7 +319,7 @@ WRONG = [
     (setting('label = "label"', 'label = "label"\ngroup = "genres"'), "out.toml: group 'genres' is not in [cat"),
     (setting("[list]", "[list]\ngenre = {longest = 2}"), "a.csv:1: no column 'genre', which"),
     (setting("[list]", "[lists]"), "out.toml: unknown setting lists; did you mean 'list'?"),
-    (setting(NO_FEATURES, ""), "out.toml: no [categorical] or [list] column, and so nothing to embed"),
+    (setting(NO_FEATURES, ""), "out.toml: no [categorical] or [list] column, so there is nothing to embed"),
     (lambda tmp_path: (write_csv(tmp_path / "a.csv", [[*row[:1], [], *row[2:]] for row in ROWS]), COLUMNS),
      "column 'genres' is missing in all 500 rows"),
 ]  # fmt: skip

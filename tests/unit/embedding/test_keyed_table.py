@@ -380,7 +380,7 @@ def test_keys_that_share_a_row_update_it_once():
     arrays, batch = [], np.array([[9], [8], [0], [9], [7]], np.int64)
     plain, gradients = np.array([[1], [0], [1], [1], [2]], np.int32), np.random.default_rng(1).normal(size=(5, 2, 4))
     for by_key in (True, False):
-        sizes, keyed = ([0, 5], dynamic) if by_key else ([dynamic.rows(1), 5], None)
+        sizes, keyed = ([0, 5], dynamic) if by_key else ([dynamic.rows(1), 5], DynamicOptions())
         placement = place(sizes, 1, keyed, ["user"] * len(sizes))
         arena = Arena(options, placement, 0, seed=5)
         arena.weights[:] = 0.0

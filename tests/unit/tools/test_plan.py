@@ -171,7 +171,7 @@ def test_memory_of_dynamic_tables_is_told_at_first_and_at_the_limit(tmp_path, sm
     """
     settings = ("embedding.dynamic.keys=1_000_000", "topology.embedding_ps=2")
     config = read(tmp_path, small_data, *settings)
-    placement = place([0, 50], 2, config.embedding.keyed, ["user"])
+    placement = place([0, 50], 2, config.embedding.dynamic, ["user"])
     limit = 500_000 + 4_243 + 2  # its share, six standard deviations, the reserved rows
     assert [part.rows for part in placement.parts_of(1)][:1] == [limit]
     first = (68 + 16) * 16_384 + 16 * 2**15 + 128 + 68 * 25

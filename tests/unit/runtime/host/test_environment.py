@@ -246,7 +246,7 @@ def test_doctor_says_what_memory_outlives_a_killed_rank(tmp_path):
     kind, size = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()[-2:]
     found, said = memory_folder.file_system(tmp_path), kept_memory(tmp_path)
     assert (found.kind, found.size) == (kind, int(size))
-    assert f"{int(size) / 1e9:,.1f} GB of which" in said
+    assert f"{int(size) / 1e9:,.1f} GB, " in said
     assert "1 of your launches have 0.1 GB there" in said
     assert ("not in memory" in said) == (kind not in ("tmpfs", "ramfs"))
     assert memory_folder.file_system(Path("/dev/shm")).in_memory
