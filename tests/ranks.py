@@ -92,12 +92,16 @@ class Running:
         return text.replace("\0", "")  # Open MPI ends what it says of an abort with one
 
     def pids(self):
-        """All living processes of the session: mpirun, its ranks, and what those started."""
+        """All living processes of the session: mpirun, its ranks, and what those started. One of which only the first
+        thread has ended still holds its files.
+        """
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 state, _, _, session = stat.read_text().rpartition(") ")[2].split()[:4]
-                if int(session) == self.process.pid and state != "Z":
+                if int(session) == self.process.pid and (
+                    state != "Z" or len(list((stat.parent / "task").iterdir())) > 1
+                ):
                     found.append(int(stat.parent.name))
         return found
 
