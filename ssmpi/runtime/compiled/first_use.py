@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from numba.core import event
 
-NOTICE = "compiling kernels that are new on this machine: about 15 s on idle cores, once for each kind of network"
-TYPICAL = 100  # kernels of the quickstart's network
+NOTICE = "compiling kernels that are new on this machine: 20 to 35 s on idle cores, once for each kind of network"
+TYPICAL = 90  # kernels of the quickstart's network
 
 
 @contextlib.contextmanager

@@ -1,7 +1,5 @@
-"""Numba's ``njit``, which compiles less, with a cache on disk that never returns code compiled from other sources.
-
-Numba optimizes each kernel, translates it for the processor, and adds a wrapper by which Python calls it. Then it does
-the first two again wherever the kernel is linked into another one. Here they wait until Python calls it.
+"""Numba's ``njit``, which compiles once for all constants, with a cache on disk that never returns code compiled from
+other sources.
 
 Numba compiles what a kernel calls, and the constants that it reads, into the kernel, but only looks at the kernel's
 own file to tell whether cached code is out of date. Here the names of cached files carry a checksum of that file and of
@@ -16,7 +14,6 @@ loaded from the first two if they are read-only, as in an installation for all u
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import glob
 import hashlib
@@ -31,13 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from numba import types
-from numba.core import config, sigutils
+from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator, _SourceFileBackedLocatorMixin
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import CPUDispatcher, cpu_target
+from numba.core.registry import CPUDispatcher
 
-ENVIRONMENT = "_ZN08NumbaEnv"  # names of the variables that hold functions' environments begin so
 ROOT, PACKAGES = str(Path(__file__).parents[3]), ("ssmpi", "data_prep")
 # Imports precede the first definition: nothing that a function imports when it is called is in compiled code.
 FIRST_DEFINITION = re.compile(r"\n(?:def |class |@)")
@@ -61,55 +55,6 @@ def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]
     return compiled
 
 
-class _Library(JITCodeLibrary):
-    """A kernel's code: for Python; or for other kernels (``linked``), which link it, so that it is optimized, and
-    translated for the processor, as a part of them and not by itself.
-    """
-
-    linked = False  # numba's lock is held where it changes
-
-    def __init__(self, codegen: Any, name: str) -> None:
-        super().__init__(codegen, name)
-        self.linked = _Library.linked
-        self._environment = ctypes.c_void_p()
-
-    @classmethod
-    @contextlib.contextmanager
-    def to_link(cls, linked: bool) -> Iterator[None]:
-        """Whether what is created in this block is to be linked only."""
-        before, _Library.linked = _Library.linked, linked
-        try:
-            yield
-        finally:
-            _Library.linked = before
-
-    def serialize_using_object_code(self) -> tuple[Any, ...]:
-        """What the cache keeps."""
-        return self.serialize_using_bitcode() if self.linked else super().serialize_using_object_code()
-
-    @classmethod
-    def _unserialize(cls, codegen: Any, state: Any) -> Any:
-        with cls.to_link(state[1] == "bitcode"):
-            return super()._unserialize(codegen, state)
-
-    def _optimize_final_module(self) -> None:
-        if not self.linked:
-            super()._optimize_final_module()
-
-    def _finalize_final_module(self) -> None:
-        if not self.linked:
-            super()._finalize_final_module()
-            return
-        self._finalize_dynamic_globals()
-        for variable in self._final_module.global_variables:  # numba writes to it, though nothing is executed here
-            if variable.name.startswith(ENVIRONMENT) and not self._codegen._engine.is_symbol_defined(variable.name):
-                self._codegen._engine.add_global_mapping(variable, ctypes.addressof(self._environment))
-        self._finalized = True
-
-
-cpu_target.target_context.codegen()._library_class = _Library
-
-
 class _Kernel(CPUDispatcher):
     """A compiled function. Other kernels call the same code whatever constants they pass, where numba would compile it
     for each.
@@ -120,29 +65,7 @@ class _Kernel(CPUDispatcher):
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """How another kernel calls it, which compiles it if need be."""
         plain = {name: types.unliteral(kind) for name, kind in kws.items()}
-        with _Library.to_link(True):
-            return super().get_call_template([types.unliteral(kind) for kind in args], plain)
-
-    @global_compiler_lock
-    def compile(self, sig: Any) -> Any:
-        """Compile it, or load it, for arguments of these types."""
-        args, _ = sigutils.normalize_signature(sig)
-        if args in self.overloads and not _serves(self.overloads[args]):
-            del self.overloads[args]
-        self.targetoptions["no_cpython_wrapper"] = _Library.linked
-        return super().compile(sig)
-
-    def add_overload(self, cres: Any) -> None:
-        """Let Python find it, if Python may call it."""
-        if cres.library.linked:
-            self.overloads[tuple(cres.signature.args)] = cres
-        else:
-            super().add_overload(cres)
-
-
-def _serves(compiled: Any) -> bool:
-    """Whether code is what is asked for now; code for Python can be linked too."""
-    return _Library.linked or not compiled.library.linked
+        return super().get_call_template([types.unliteral(kind) for kind in args], plain)
 
 
 class _Folder(_SourceFileBackedLocatorMixin, _CacheLocator):
@@ -236,14 +159,12 @@ class _Cache(FunctionCache):
             self._others = _ReadOnlyCache(function)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Compiled code, of others where they have compiled it; None if there is none that serves."""
+        """Compiled code, of others where they have compiled it; None if there is none."""
         found = None
         if self._others:
             with contextlib.suppress(OSError):  # their files may not be for all
                 found = self._others.load_overload(sig, target_context)
-        if not found or not _serves(found):
-            found = super().load_overload(sig, target_context)
-        return found if found and _serves(found) else None
+        return found or super().load_overload(sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save compiled code, and remove that of the function's other sources."""

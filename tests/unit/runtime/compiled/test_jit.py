@@ -71,18 +71,6 @@ def call(kernel, pair):
     return kernel(pair), bool(kernel.stats.cache_misses)
 
 
-def test_what_only_kernels_call_is_compiled_for_python_when_it_calls(kernels):
-    kernel, pair = kernels(**SOURCES)
-    called = sys.modules["kernels.called"].called
-    assert kernel(pair) == 1003
-    assert [each.library.linked for each in called.overloads.values()] == [True]
-    assert called(pair) == 3
-    assert [each.library.linked for each in called.overloads.values()] == [False]
-    kernel, pair = kernels()  # as the next process, which finds both on disk
-    called = sys.modules["kernels.called"].called
-    assert (call(kernel, pair), call(called, pair)) == ((1003, False), (3, False))
-
-
 def test_a_kernel_is_compiled_once_for_all_constants():
     @jit.njit()
     def called(number, pair, flag):
