@@ -31,7 +31,7 @@ from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files import atomic_file
 from ssmpi.runtime.files.run_files import OWN_CODE, RUN_FILE, is_run_folder
 from ssmpi.runtime.mpi.waiting import WaitOptions
-from ssmpi.runtime.run_options import CheckpointOptions, EvaluateOptions, RecoveryOptions, RunOptions
+from ssmpi.runtime.run_options import NO_SPLIT, CheckpointOptions, EvaluateOptions, RecoveryOptions, RunOptions
 from ssmpi.runtime.settings import require
 from ssmpi.runtime.topology import Topology
 
@@ -82,6 +82,7 @@ class Config:
         if not user_code.names_file(self.model.name):
             self._check_built_in()
         self._check_priority()
+        self._check_evaluations()
         self._check_dense()
         object.__setattr__(self, "topology", dataclasses.replace(self.topology, homes=self.hierarchy.homes))
         for section in ("embedding", "sync"):
@@ -118,6 +119,24 @@ class Config:
             f'{wanted}, which recovery.mode = "{self.recovery.mode}" rules out: set it to "auto", or priority "none"',
         )
 
+    def _check_evaluations(self) -> None:
+        """Refuse rules about evaluations without evaluations, and those that exclude each other."""
+        evaluate, schedule = self.evaluate, self.schedule
+        require(
+            not self.evaluation_rule or evaluate.split not in ("", NO_SPLIT),
+            f"{self.evaluation_rule} needs evaluations while training: set evaluate.split to a split of the data",
+        )
+        require(
+            evaluate.patience > 0 or schedule.cuts or not evaluate.min_gain,
+            "evaluate.min_gain says what a gain is for evaluate.patience and schedule.plateau_factor: set one of them"
+            " too",
+        )
+        require(
+            not (schedule.cuts and evaluate.patience) or evaluate.patience > schedule.plateau_patience,
+            f"evaluate.patience = {evaluate.patience} ends training before schedule.plateau_patience = "
+            f"{schedule.plateau_patience} cuts the rates: set evaluate.patience above it, or to 0",
+        )
+
     def _check_dense(self) -> None:
         """Refuse what no rank could compute."""
         dense, algorithm = self.dense, self.sync.algorithm
@@ -137,6 +156,15 @@ class Config:
         for name in ("weight_decay", "clip_norm"):
             value = getattr(dense, name)
             require(not value, f"{wanted}, and dense.{name} = {value:g} is for each step's: set it to 0")
+
+    @property
+    def evaluation_rule(self) -> str:
+        """A setting that decides by evaluations of ``evaluate.split``; empty where none does."""
+        if self.evaluate.keep == "best":
+            return 'evaluate.keep = "best"'
+        if self.evaluate.patience:
+            return f"evaluate.patience = {self.evaluate.patience}"
+        return f"schedule.plateau_factor = {self.schedule.plateau_factor:g}" if self.schedule.cuts else ""
 
     @property
     def saves_rows(self) -> bool:

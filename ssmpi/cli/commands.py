@@ -232,11 +232,15 @@ def apply(arguments: argparse.Namespace) -> int:
 
 
 def summary(arguments: argparse.Namespace) -> int:
-    """``ssmpi summary``."""
-    from ssmpi.tools.report import table
+    """``ssmpi summary``; 1 if a metric is below what was expected."""
+    from ssmpi.tools.report import course, table
 
     print(table(arguments.run, arguments.baseline, arguments.teacher))
-    return 0
+    if not arguments.expect:
+        return 0
+    text, on_course = course(arguments.run, arguments.expect)
+    print(text)
+    return 0 if on_course else 1
 
 
 def report(arguments: argparse.Namespace) -> int:

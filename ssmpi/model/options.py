@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from ssmpi.model.optimizers import DENSE_OPTIMIZERS
 from ssmpi.runtime import optimizer_options
-from ssmpi.runtime.settings import EXAMPLES, FLOAT32, require, within
+from ssmpi.runtime.settings import COUNT, EXAMPLES, FLOAT32, positive, require, within
 
 WIDEST, DEEPEST = 1_000_000, 1000  # outputs of a layer, layers
+LEAST_CUT = 1e-9  # of the learning rates
 
 
 def check_layers(name: str, sizes: Sequence[int]) -> None:
@@ -118,9 +119,9 @@ class DenseOptions:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The ``[schedule]`` section, in examples over all trainers: linear warm-up, a plateau, polynomial decay.
-
-    Like facebookresearch/dlrm's LRPolicyScheduler, which counts steps and decays with power 2.
+    """The ``[schedule]`` section, in examples over all trainers: linear warm-up, constant rates, polynomial decay, like
+    facebookresearch/dlrm's LRPolicyScheduler, which counts steps and decays with power 2. Besides, rates that are cut
+    where a metric no longer improves.
     """
 
     warmup_examples: int = 0
@@ -131,11 +132,27 @@ class Schedule:
     """Examples over which the rates fall to 0; 0: no decay."""
     power: float = 2.0
     """Power of the decay; 1 is linear."""
+    plateau_factor: float = 1.0
+    """Both learning rates are multiplied by this once ``plateau_patience`` is exhausted; 1: never."""
+    plateau_patience: int = 1
+    """Evaluations of ``evaluate.split`` in a row without a gain (``evaluate.metric``, ``evaluate.min_gain``) before a
+    cut, and before the next one.
+    """
+    plateau_cuts: int = 1
+    """Most cuts. Training ends when ``plateau_patience`` is exhausted again after the last one."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_examples", "decay_start_examples", "decay_examples"):
             within(name, getattr(self, name), 0, EXAMPLES)
         within("power", self.power, 0.0, 100.0)
+        positive("plateau_factor", self.plateau_factor, 1.0)
+        within("plateau_patience", self.plateau_patience, 1, COUNT)
+        within("plateau_cuts", self.plateau_cuts, 1, COUNT)
+        require(
+            self.cut(self.plateau_cuts) >= LEAST_CUT,
+            f"plateau_factor = {self.plateau_factor:g} and plateau_cuts = {self.plateau_cuts:,} leave "
+            f"{self.cut(self.plateau_cuts):.3g} of the rates: lower plateau_cuts, so that {LEAST_CUT:g} is left",
+        )
         require(
             not self.decay_examples or self.decay_start_examples >= self.warmup_examples,
             f"decay_start_examples = {self.decay_start_examples} lies inside the warm-up of {self.warmup_examples}",
@@ -143,8 +160,17 @@ class Schedule:
 
     @cached_property
     def flat(self) -> bool:
-        """Whether the factor is always 1."""
+        """Whether ``factor`` is always 1."""
         return not (self.warmup_examples or self.decay_examples)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the rates are cut at plateaus."""
+        return self.plateau_factor < 1
+
+    def cut(self, plateaus: int) -> float:
+        """Another factor of both rates, after ``plateau_patience`` was exhausted this many times."""
+        return self.plateau_factor ** min(plateaus, self.plateau_cuts)
 
     def factor(self, examples: int) -> float:
         """The factor of both learning rates after this many examples, in (0, 1]."""

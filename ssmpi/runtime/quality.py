@@ -116,6 +116,15 @@ class Quality:
         return float(positive @ below) / pairs + shared / 2, shared / 2
 
 
+def improves(metric: str, value: float, on: float | None, by: float = 0.0) -> bool:
+    """Whether a ``value`` of the metric is better than an earlier one, if there is one, by more than ``by``; NaN never
+    is. More is better, but less of NE and of log-loss.
+    """
+    if math.isnan(value) or on is None or math.isnan(on):
+        return not math.isnan(value)
+    return value < on - by if metric in ("ne", "log_loss") else value > on + by
+
+
 def entropy(rate: float) -> float:
     """Log-loss (nats) of always predicting ``rate`` where ``rate`` is true."""
     return -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)

@@ -74,31 +74,24 @@ class EvaluateOptions:
     """Score each part of the first pass with the common model before training on it. Parts then follow each other in
     the order of the rows, and ``data.shuffle`` permutes within a part.
     """
+    metric: Literal["ne", "auc"] = "ne"
+    """Metric of ``split`` that decides: ``ne``, lower is better, or ``auc``. It counts for ``keep``, ``patience`` and
+    ``schedule.plateau_factor``.
+    """
     keep: Literal["last", "best"] = "last"
-    """Which model the run keeps: the ``last`` one, or the ``best`` one, with the lowest NE on ``split``."""
+    """Which model the run keeps: the ``last`` one, or the ``best`` one, by ``metric``."""
     patience: int = 0
     """End training after this many evaluations of ``split`` in a row without a gain; 0: never."""
     min_gain: float = 0.0
-    """Least drop of NE since the last gain that counts as a gain (a difference, not a share)."""
+    """An evaluation is a gain if ``metric`` has improved by more than this since the last gain (a difference, not a
+    share).
+    """
 
     def __post_init__(self) -> None:
         within("per_pass", self.per_pass, 1, 100_000)
         within("batch_size", self.batch_size, 1, COUNT)
         within("patience", self.patience, 0, COUNT)
         require(0 <= self.min_gain < 1, f"min_gain must be in [0, 1), got {self.min_gain}")
-        require(self.patience > 0 or not self.min_gain, "min_gain says what a gain is for patience: set patience too")
-        if self.rule:
-            require(
-                self.split not in ("", NO_SPLIT),
-                f"{self.rule} needs evaluations while training: set evaluate.split to a split of the data",
-            )
-
-    @property
-    def rule(self) -> str:
-        """A setting that decides by evaluations of ``split``; empty where none does."""
-        if self.keep == "best":
-            return 'keep = "best"'
-        return f"patience = {self.patience}" if self.patience else ""
 
 
 @dataclass(frozen=True)

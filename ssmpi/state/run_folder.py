@@ -22,7 +22,6 @@ from ssmpi.runtime.files.run_files import LOCKS, OWN_CODE, RUN_FILE, VERSIONS
 from ssmpi.runtime.host import versions
 from ssmpi.runtime.host.clock import now
 from ssmpi.runtime.mpi.world import versions as mpi_versions
-from ssmpi.runtime.run_options import EvaluateOptions
 from ssmpi.state.checkpoint import disk
 from ssmpi.state.requirements import splits_to_score
 
@@ -49,21 +48,22 @@ def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> Split
     if not reader.rows:
         raise DataError(f"{config.data.folder}: split '{config.data.train_split}' has no rows to train on")
     reader.check()
-    check_stopping_rule(config.evaluate, reader)
+    check_evaluation_rule(config, reader)
     for split in splits_to_score(config, reader.manifest, overridden):
         SplitReader(reader.folder, split, config.data.block_rows).check()  # now rather than after training
     config.placement(reader.manifest)
     return reader
 
 
-def check_stopping_rule(options: EvaluateOptions, reader: SplitReader) -> None:
-    """Raise SettingsError if a stopping rule needs evaluations that the data does not allow."""
-    split = reader.manifest.splits.get(options.split)
-    if options.rule and not (split and split.rows):
+def check_evaluation_rule(config: Config, reader: SplitReader) -> None:
+    """Raise SettingsError if a rule needs evaluations that the data does not allow."""
+    name = config.evaluate.split
+    split = reader.manifest.splits.get(name)
+    if config.evaluation_rule and not (split and split.rows):
         there = ", ".join(name for name, each in reader.manifest.splits.items() if each.rows) or "none"
         raise SettingsError(
-            f"evaluate.{options.rule} needs evaluations while training, but {reader.folder} has no rows in a split "
-            f"'{options.split}' (evaluate.split); there are {there}"
+            f"{config.evaluation_rule} needs evaluations while training, but {reader.folder} has no rows in a split "
+            f"'{name}' (evaluate.split); there are {there}"
         )
 
 

@@ -20,7 +20,7 @@ from ssmpi.runtime.mpi.failure import start
 from ssmpi.runtime.mpi.shared_memory import Memory
 from ssmpi.runtime.protocols import DenseOptimizer
 from ssmpi.state.checkpoint import parent
-from ssmpi.state.checkpoint.trainer_state import Checkpoint, LiveState, restore
+from ssmpi.state.checkpoint.trainer_state import SELECTION, Checkpoint, LiveState, restore
 from ssmpi.state.recovery import lost_servers
 from ssmpi.state.recovery.ledger import Booking, Ledger
 from ssmpi.state.recovery.start import Start
@@ -110,6 +110,7 @@ def progress(config: Config, rows: int, saved: Saved | None, memory: RankMemory,
     made = Progress(
         topology.threads, topology.home_trainers, config.schedule, before, rows * config.data.passes, memory
     )
+    made.cut = config.schedule.cut(saved.state.get(SELECTION, {}).get("plateaus", 0) if saved else 0)
     if isinstance(saved, Checkpoint) and trainer == 0:
         made.add_earlier(*saved.scored())
     if config.run.record_losses:

@@ -205,7 +205,7 @@ class Evaluations:
     def record(self, split: str, scored: Scored, best: bool | None = None) -> None:
         """Record an evaluation; see ``RunResults.evaluated``."""
         if self.results:
-            self.results.evaluated(split, scored, best)
+            self.results.evaluated(split, scored, best, self.options.metric)
 
     def share(self, values: np.ndarray, whom: str, waiting: WaitOptions | None = None) -> None:
         """Broadcast the first trainer's ``values``."""

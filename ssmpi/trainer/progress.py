@@ -61,6 +61,7 @@ class Progress:
         memory = memory or ProcessMemory()
         self._schedule, self._earlier, self._expected = schedule, earlier, expected
         self._flat = schedule.flat
+        self.cut = 1.0  # factor of the learning rates in this part, because of plateaus
         self._others, self._updating = OtherTrainers(0, 0, homes - 1.0, 0.0), threading.Lock()
         self._sums, self._histograms = counters(memory.array, threads)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # one for each thread
@@ -104,7 +105,7 @@ class Progress:
 
     def rate_factor(self) -> float:
         """The schedule's present factor of the learning rates: of the next batch that is recorded."""
-        return 1.0 if self._flat else self._schedule.factor(self.examples_of_all)
+        return self.cut if self._flat else self.cut * self._schedule.factor(self.examples_of_all)
 
     def quality(self) -> Quality:
         """The quality of all that this trainer has scored, including earlier processes if its memory survived."""

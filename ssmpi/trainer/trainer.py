@@ -17,6 +17,7 @@ from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
 from ssmpi.embedding.table import KEYS
+from ssmpi.model.options import Schedule
 from ssmpi.runtime.files.log import during
 from ssmpi.runtime.host import cpu_usage
 from ssmpi.runtime.host.clock import Clock
@@ -81,6 +82,8 @@ class Trainer:
         self._results = None
         if world.index == 0:
             self._results = RunResults(folder, config.run, config.topology, expected, saved, booking)
+            if config.schedule != Schedule():
+                self._results.logbook.rate_factor = self.progress.rate_factor
         self._snapshots = Snapshots(
             config=config, reader=self._reader, placement=self.tables.placement, model=self._model, live=live,
             progress=self.progress, checked=self._feed.checked, results=self._results,
@@ -95,7 +98,7 @@ class Trainer:
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results, self._model, self._quiesce)
         selected = saved.state.get(SELECTION) if saved else None
         self._selection = ModelSelection(
-            folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
+            config, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
         self._notes = RecoveryNotes(folder, memory, booking, logbook, self._run_so_far, saved)
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
@@ -132,6 +135,7 @@ class Trainer:
                 self._notes.write()
             if self.stopped:
                 return
+            self.progress.cut = self._selection.cut
             yield part
             if self.stopped or self._selection.ended_by:
                 return

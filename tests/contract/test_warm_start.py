@@ -108,14 +108,20 @@ def test_a_batch_that_was_under_way_comes_again_and_counts_once(tmp_path, small_
     assert places == sorted(places)
 
 
-def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data):
-    through = train_over_threads(tmp_path / "through", small_data, *ONE)
+CUT = ("schedule.plateau_factor=0.1", "evaluate.min_gain=0.9", "data.passes=3")  # in the third pass
+
+
+@pytest.mark.parametrize(("first", "more"), [(1, ()), (2, CUT)], ids=["", "before a cut"])
+def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data, first, more):
+    """And then decides the same, which outlives a kill in the next pass."""
+    through = train_over_threads(tmp_path / "through", small_data, *ONE, *more)
     kills = [
-        Kill(Evaluator, "run", 1),
+        Kill(Evaluator, "run", first),
         Kill(Evaluator, "run", 1, after=True),
         Kill(RecoveryNotes, "evaluated", 1, after=True),
+        Kill(Progress, "record", 10),
     ]
-    killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE)
+    killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE, *more)
     assert_same_model(through, killed)
     assert killed.result["evaluations"] == through.result["evaluations"]
 

@@ -20,6 +20,7 @@ from ssmpi.runtime.files.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE,
 from ssmpi.runtime.settings import flat
 from ssmpi.runtime.words import counted
 from ssmpi.state.recovery import run_record
+from ssmpi.trainer.metrics.results import ENDED_BY
 
 FINAL_SPLITS = ("test", "validation")
 MEASURED = ("train", "evaluation")  # kinds of lines in METRICS
@@ -77,7 +78,7 @@ class Record:
     def ended_by(self) -> str:
         """The rule that ended it before all passes were done; empty if none did."""
         found = str(self.result.get("ended_by", "passes"))
-        return "" if found == "passes" else f"evaluate.{found}"
+        return "" if found == "passes" else ENDED_BY.get(found, f"evaluate.{found}")
 
     @property
     def elp(self) -> int | None:

@@ -49,7 +49,7 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
         lines.append(_ahead(ahead["whole"]))
     lines += [keys_of(feature, counts) for feature, counts in result.get("keys", {}).items()]
     others = [name for name, found in evaluations.items() if _differ(found) and not (both and name == split)]
-    lines += [_best_and_last(name, evaluations[name], kept) for name in others]
+    lines += [_best_and_last(record, name) for name in others]
     if "round_seconds" in result:
         apart = result.get("divergence")
         far = "" if apart is None else f", replicas {apart:.2%} from their reference"
@@ -90,7 +90,7 @@ def _scores(record: Record, baseline: Path | None, teacher: Path | None, *, both
 
 def _so_far(record: Record) -> list[str]:
     """How far a run has come that was not evaluated at its end."""
-    last, expected = record.windows[-1], _expected(record)
+    last, expected = record.windows[-1], expected_examples(record)
     of = f" of {expected:,.0f} ({last['examples'] / expected:.1%})" if expected else ""
     eps = last["examples"] / last["seconds"] if last["seconds"] else 0.0
     lines = [f"{record.status}: {last['examples']:,}{of} examples in {last['seconds']:,.0f} s, {eps:,.0f} EPS"]
@@ -98,7 +98,7 @@ def _so_far(record: Record) -> list[str]:
     return [*lines, f"last window of training: {scores}"]
 
 
-def _expected(record: Record) -> float:
+def expected_examples(record: Record) -> float:
     """The examples of the whole run; 0 if neither its result nor its data says."""
     if "expected_examples" in record.result:
         return float(record.result["expected_examples"])
@@ -151,12 +151,13 @@ def _ahead(whole: Mapping[str, Any]) -> str:
     return f"before training on them ({counted(round(whole['parts']), 'part')}, {whole['rows']:,.0f} rows): {scores}"
 
 
-def _best_and_last(split: str, found: dict[str, Any], which: str) -> str:
+def _best_and_last(record: Record, split: str) -> str:
+    found, metric = record.result["evaluations"][split], record.settings.get("evaluate.metric", "ne")
     best, last = (
-        f"{_cell(found[name]['ne']).strip()} after {found[name]['after_examples']:,.0f} examples"
+        f"{_cell(found[name][metric]).strip()} after {found[name]['after_examples']:,.0f} examples"
         for name in ("best", "last")
     )
-    return f"{split} NE: best {best}, last {last}; the {which} model was kept"
+    return f"{split} {SHOWN_AHEAD[metric]}: best {best}, last {last}; the {record.kept} model was kept"
 
 
 def _reference(path: Path, *keys: str) -> dict[str, float]:

@@ -25,6 +25,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "eps": ((TRAIN,), "examples per second in this window, all trainers, pauses between parts excluded"),
     EPS_BY_TRAINER: ((TRAIN,), "the same for each trainer, a list"),
     STEPS_BY_TRAINER: ((TRAIN,), "iterations per second of each trainer in this window, a list"),
+    "rate_factor": ((TRAIN,), "factor of both learning rates at the end of this window, with a `[schedule]`"),
     "log_loss": (
         SCORED,
         "mean log-loss in nats; for a window, before each update: of rows not yet trained on in this pass",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -46,6 +46,7 @@ class MetricLogger:
         known = int(numbers.get("bytes", 0))
         self._lines = JsonlFile(folder / METRICS, known)  # lines after the checkpoint will be repeated
         self.writer: EventWriter | None = None
+        self.rate_factor: Callable[[], float] | None = None  # of the learning rates, if they change
         self._window, self._total = Quality(), Quality()
         self._scored = [*scored, *(Quality() for _ in range(topology.trainers - len(scored)))]
         for each in scored:
@@ -93,6 +94,8 @@ class MetricLogger:
         seconds = max(now - self._window_began, 1e-9)
         line = {"kind": "train", **self._where(), "eps": examples / seconds, **self._window.compute()}
         line |= self._by_trainer(seconds)
+        if self.rate_factor:
+            line["rate_factor"] = self.rate_factor()
         line |= self.sync(self._window_counts) | self.traffic.window()
         self._write(line)
         self._show(line)

@@ -19,7 +19,7 @@ from ssmpi.runtime.files.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.runtime.files.run_files import RECOVERIES, RESULT_NAME
 from ssmpi.runtime.files.write_behind import WriteBehind
 from ssmpi.runtime.host.clock import now
-from ssmpi.runtime.quality import SUMS, Quality, entropy
+from ssmpi.runtime.quality import SUMS, Quality, entropy, improves
 from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.recovery import run_record
 from ssmpi.state.recovery.ledger import Booking
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ssmpi.state.recovery.warm_state import Saved
 
 PROGRESSIVE = "progressive"  # in place of a split's name
+PATIENCE, PLATEAU = "patience", "plateau"  # why a run ended early, as ``result.json`` says it
+ENDED_BY = {PATIENCE: "evaluate.patience", PLATEAU: "schedule.plateau_cuts"}  # the settings
 GAUC = "gauc"
 ADDED = "rows", "clicks", "predicted_clicks", "rows_of_auc", "rows_of_gauc"
 MEANS = {"log_loss": "rows", "accuracy": "rows", "auc": "rows_of_auc", GAUC: "rows_of_gauc"}  # by these rows
@@ -67,16 +69,14 @@ class RunResults:
         if options.tensorboard:
             self.logbook.writer = event_writer(folder, int(self.logbook.totals()["examples"]))
 
-    def evaluated(self, split: str, scored: Scored, best: bool | None = None) -> None:
-        """Keep one evaluation as the last one of its split, and as the best if its NE is lowest, or as ``best``
-        says.
-        """
+    def evaluated(self, split: str, scored: Scored, best: bool | None = None, metric: str = "ne") -> None:
+        """Keep one evaluation as the last one of its split, and as the best by a ``metric``, or as ``best`` says."""
         self.logbook.evaluated(split, scored.metrics, scored.seconds)
         found = {**scored.metrics, "after_examples": self.logbook.totals()["examples"]}
         kept = self.evaluations.setdefault(split, {"last": found, "best": found})
         kept["last"] = found
-        lowest = kept["best"]["ne"]  # None, NaN in JSON, where all labels are the same
-        if best if best is not None else found["ne"] < (math.inf if lowest is None else lowest):
+        before = kept["best"][metric]  # None, NaN in JSON, where all labels are the same
+        if best if best is not None else improves(metric, found[metric], before):
             kept["best"] = found
 
     def scored_ahead(self, part: int, quality: Quality, more: Mapping[str, float], seconds: float) -> None:
@@ -146,7 +146,7 @@ class RunResults:
             )
             return
         assert stopped or complete, f"trained on {totals['examples']:,} examples of {self._expected:,}"
-        early = "" if all_done or not complete else f" (evaluate.{ended_by})"
+        early = "" if all_done or not complete else f" ({ENDED_BY[ended_by]})"
         log.info(
             f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f}"
             f" EPS); results in {self.folder}"

@@ -3,9 +3,12 @@ with.
 """
 
 import json
+import logging
 import math
 import shutil
 import time
+from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from ranks import over_threads
 from runs import train_over_threads, write_run_file
 
 from ssmpi.config import load
+from ssmpi.model.options import Schedule
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.run_options import EvaluateOptions
@@ -22,10 +26,12 @@ from ssmpi.state import run_folder as run_folder
 from ssmpi.state.checkpoint import disk, model_files
 from ssmpi.state.checkpoint.manager import CheckpointManager
 from ssmpi.state.checkpoint.store import Store, read_manifest
+from ssmpi.sync import ALGORITHMS, SYNC_PS
 from ssmpi.tools.score import open_run
 from ssmpi.trainer import trainer
 from ssmpi.trainer.evaluate import Evaluator, Scorer
-from ssmpi.trainer.model_selection import PATIENCE, ModelSelection, SelectionState
+from ssmpi.trainer.metrics.results import PATIENCE, PLATEAU
+from ssmpi.trainer.model_selection import ModelSelection, SelectionState
 
 # a few rows, learned by heart: the validation NE falls for three passes, then rises
 OVERFIT = (
@@ -55,6 +61,10 @@ def overfitted(tmp_path_factory, few):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CheckpointManager, "save_best", slowly)
         return train_over_threads(tmp_path_factory.mktemp("overfitted"), few, *OVERFIT)
+
+
+# a drop of NE by more than 0.9 is impossible: only the first evaluation is a gain
+NO_GAINS = ("evaluate.min_gain=0.9", "schedule.plateau_factor=0.1")
 
 
 def standing(*figures, min_gain=0.0):
@@ -88,16 +98,54 @@ def test_evaluations_without_gain_are_counted(figures, min_gain, without):
     found = standing(*figures, min_gain=min_gain)
     assert found.without_gain == without
     for patience in (1, 2, 3):
-        ended = found.ended_by(EvaluateOptions(patience=patience, min_gain=min_gain))
+        ended = found.ended_by(EvaluateOptions(patience=patience, min_gain=min_gain), Schedule())
         assert ended == (PATIENCE if without >= patience else "")
-    assert not found.ended_by(EvaluateOptions())
+    assert not found.ended_by(EvaluateOptions(), Schedule())
 
 
-def test_a_standing_survives_json():
-    """Also that of an earlier version, which had an AUC."""
-    found = standing(0.8, math.nan)
-    text = json.dumps(vars(found) | {"auc": 0.7}, allow_nan=False)
-    assert SelectionState.of_json(json.loads(text)) == found
+BARS_X1 = [  # AUC in BARS's logs of DCN v2, whose rate fell from 1e-3 to 1e-4 after pass 7, and 6
+    0.805664, 0.807963, 0.809111, 0.809730, 0.810019, 0.810351, 0.810259, 0.813417, 0.813831, 0.813887, 0.813798,
+    0.813577,
+]  # fmt: skip
+BARS_X4 = [0.806450, 0.809079, 0.810513, 0.811169, 0.811757, 0.811747, 0.814037, 0.813989, 0.813659]
+
+
+@pytest.mark.parametrize(
+    ("metric", "figures", "rules", "cuts", "ended"),
+    [
+        ("auc", BARS_X1, {"patience": 2, "plateau_cuts": 3}, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 3], PATIENCE),
+        ("auc", BARS_X4, {"patience": 2, "plateau_cuts": 3}, [0, 0, 0, 0, 0, 1, 1, 2, 3], PATIENCE),
+        ("ne", [0.9, 0.8, 0.81, 0.79, 0.8], {}, [0, 0, 1, 1, 1], PLATEAU),
+        ("ne", [0.9, 0.9, 0.9], {}, [0, 1, 1], PLATEAU),
+        ("ne", [0.9, math.nan, 0.8], {}, [0, 1, 1], ""),
+        ("ne", [0.9, 0.91, 0.8, 0.81, 0.82], {"plateau_patience": 2}, [0, 0, 0, 0, 1], ""),
+        ("ne", [0.9, 0.91, 0.92, 0.91, 0.9], {"plateau_patience": 2}, [0, 0, 1, 1, 1], PLATEAU),
+        ("ne", [0.9, 0.91, 0.92, 0.93], {"patience": 3, "plateau_patience": 2}, [0, 0, 1, 1], PATIENCE),
+        ("ne", [0.9, 0.91, 0.92], {"plateau_factor": 1.0}, [0, 0, 0], ""),
+    ],
+)
+def test_rates_are_cut_at_plateaus_and_then_training_ends(metric, figures, rules, cuts, ended):
+    options = EvaluateOptions(metric=metric, patience=rules.get("patience", 0), min_gain=1e-6)
+    schedule = Schedule(**{"plateau_factor": 0.1, **{name: rules[name] for name in rules.keys() - {"patience"}}})
+    state, found = SelectionState("validation", metric), []
+    for value in figures:
+        assert not state.ended_by(options, schedule)
+        state = state.after(value, options.min_gain, schedule.plateau_patience if schedule.cuts else 0)
+        found.append(schedule.cut(state.plateaus))
+    assert found == [0.1**n for n in cuts]
+    assert state.ended_by(options, schedule) == ended
+
+
+@pytest.mark.parametrize(
+    ("renamed", "more"), [({}, {}), ({"kept_value": "kept_ne"}, {}), ({"kept_value": "kept_ne"}, {"auc": 0.7})]
+)
+def test_a_standing_survives_json(renamed, more):
+    """Also those of earlier versions, which knew NE alone, and no plateaus."""
+    found = replace(standing(0.8, math.nan), kept_value=0.8, kept=70)
+    state = {renamed.get(name, name): value for name, value in vars(found).items()}
+    if renamed:
+        del state["metric"], state["plateaus"]
+    assert SelectionState.of_json(json.loads(json.dumps(state | more, allow_nan=False))) == found
 
 
 @pytest.mark.parametrize(
@@ -106,7 +154,11 @@ def test_a_standing_survives_json():
         ("evaluate.keep=first", "not one of last, best"),
         ("evaluate.patience=-1", "evaluate.patience must be at least 0"),
         ("evaluate.min_gain=nan", "evaluate.min_gain = nan is not a finite number"),
-        ("evaluate.min_gain=0.1", "set patience too"),
+        ("evaluate.min_gain=0.1", "for evaluate.patience and schedule.plateau_factor: set one of them too"),
+        ("evaluate.metric=gauc", "not one of ne, auc"),
+        ("schedule.plateau_factor=0", "schedule.plateau_factor must be positive and at most 1"),
+        ("schedule.plateau_patience=0", "schedule.plateau_patience must be at least 1"),
+        ("schedule={plateau_factor=0.1,plateau_cuts=10}", "leave 1e-10 of the rates: lower plateau_cuts"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(tmp_path, override, said):
@@ -115,7 +167,15 @@ def test_a_rule_that_makes_no_sense_is_refused(tmp_path, override, said):
         load(tmp_path / "run.toml", (override,))
 
 
-@pytest.mark.parametrize("rule", ["evaluate.keep=best", "evaluate.patience=2"])
+def test_a_cut_that_would_come_too_late_is_refused(tmp_path):
+    (tmp_path / "run.toml").write_text('data.folder = "data"\nschedule.plateau_factor = 0.1\nevaluate.patience = 1')
+    with pytest.raises(
+        SettingsError, match=r"evaluate\.patience = 1 ends training before schedule\.plateau_patience = 1"
+    ):
+        load(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize("rule", ["evaluate.keep=best", "evaluate.patience=2", "schedule.plateau_factor=0.1"])
 def test_a_rule_without_evaluations_is_refused(tmp_path, few, rule):
     with pytest.raises(SettingsError, match=r"needs evaluations while training: set evaluate.split"):
         write_run_file(tmp_path, few, rule, "evaluate.split=none")
@@ -201,13 +261,24 @@ def stops(monkeypatch):
     return stop_in
 
 
-def test_stopped_in_any_evaluation_it_keeps_the_same_model(tmp_path, few, overfitted, stops):
-    """The best so far and the evaluations without gain are a part of a checkpoint, and an evaluation counts once."""
-    reference = train_over_threads(tmp_path / "whole", few, *OVERFIT, "evaluate.patience=2")
-    assert reference.result["ended_by"] == "patience"
+@pytest.mark.parametrize(
+    ("rule", "ended"),
+    [
+        (("evaluate.patience=2",), PATIENCE),
+        ((*NO_GAINS, "schedule.plateau_cuts=2"), PLATEAU),
+        ((*NO_GAINS, "schedule.plateau_cuts=2", "evaluate.metric=auc"), PLATEAU),
+    ],
+    ids=["patience", "plateau", "auc"],
+)
+def test_stopped_in_any_evaluation_it_keeps_the_same_model(tmp_path, few, overfitted, stops, rule, ended):
+    """The best so far, the evaluations without gain and the cuts are a part of a checkpoint, and an evaluation counts
+    once.
+    """
+    reference = train_over_threads(tmp_path / "whole", few, *OVERFIT, *rule)
+    assert reference.result["ended_by"] == ended
     for number, at in enumerate([2, 1, 3, 2, 1, 1, 2, None]):
         stops(at)
-        run = train_over_threads(tmp_path / "cut", few, *OVERFIT, "evaluate.patience=2", resume=number > 0)
+        run = train_over_threads(tmp_path / "cut", few, *OVERFIT, *rule, resume=number > 0)
         if run.result["status"] == "complete":
             break
     assert number > 3
@@ -215,6 +286,77 @@ def test_stopped_in_any_evaluation_it_keeps_the_same_model(tmp_path, few, overfi
         assert run.result[name] == reference.result[name], name
     for mine, expected in zip(run.tables(), reference.tables(), strict=True):
         np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.fixture
+def factors(monkeypatch):
+    """The factor of the learning rates at the start of each part, by trainer."""
+    found, train_part = defaultdict(list), trainer.Trainer.train_part
+
+    def training(self, *arguments):
+        found[self.world.index].append(self.progress.rate_factor())
+        train_part(self, *arguments)
+
+    monkeypatch.setattr(trainer.Trainer, "train_part", training)
+    return found
+
+
+BY = defaultdict(tuple, synchronous=("sync.pace=fixed_rate", "sync.every_iterations=1"))
+BY |= {name: ("topology.sync_ps=1",) for name, kind in ALGORITHMS.items() if kind.partner == SYNC_PS}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"), [*((name, BY[name]) for name in ALGORITHMS), ("none", ("topology.group=3",))]
+)
+def test_all_trainers_cut_the_rates_in_the_same_part(tmp_path, few, factors, monkeypatch, caplog, algorithm, more):
+    monkeypatch.setattr(log, "propagate", True)
+    caplog.set_level(logging.INFO, log.name)
+    three = ("topology.trainers=3", f"sync.algorithm={algorithm}", *more, *NO_GAINS, "schedule.plateau_cuts=2")
+    run = train_over_threads(tmp_path, few, *OVERFIT, *three)
+    assert factors == {number: [1.0, 1.0, 0.1, 0.1**2] for number in range(3)}
+    assert (run.result["ended_by"], run.result["examples"]) == (PLATEAU, 4_000)
+    said = "after 2,000 examples: 1 evaluation without gain, training goes on with dense.rate = 0.0005 and embedding"
+    assert said in caplog.text
+    lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+    assert {line["rate_factor"] for line in lines if line["kind"] == "train"} == {1.0, 0.1, 0.1**2}
+
+
+EVERY_STEP = ("sync.pace=fixed_rate", "sync.every_iterations=1", "data.handout=static")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("run.shared_memory=false",),
+        ("sync.algorithm=synchronous", "topology.trainers=2", *EVERY_STEP),
+        ("sync.algorithm=async_ps", "topology.sync_ps=1", *EVERY_STEP),
+    ],
+    ids=["in place", "messages", "synchronous", "async_ps"],
+)
+def test_a_cut_reaches_whoever_takes_the_steps(tmp_path, few, more):
+    """With nearly nothing left of the rates, a third pass leaves dense parameters and rows where they were."""
+    given = (*OVERFIT, *more, "evaluate.keep=last")
+    two = train_over_threads(tmp_path / "two", few, *given, "data.passes=2")
+    cut = train_over_threads(tmp_path / "cut", few, *given, *NO_GAINS, "schedule.plateau_factor=1e-9", "data.passes=3")
+    assert cut.result["examples"] == 3_000
+    for mine, expected in zip(
+        (*cut.dense().values(), *cut.tables()), (*two.dense().values(), *two.tables()), strict=True
+    ):
+        np.testing.assert_allclose(mine, expected, atol=1e-6)
+
+
+def test_a_cut_outlives_a_resume_with_other_trainers(tmp_path, few, factors, stops):
+    stops(3)  # of the third pass
+    given = (*OVERFIT, *NO_GAINS, "evaluate.final=none", "evaluate.keep=last")
+    train_over_threads(tmp_path, few, *given)
+    assert factors == {0: [1.0, 1.0, 0.1]}
+    factors.clear()
+    stops(None)
+    run = train_over_threads(tmp_path, few, *given, "topology.trainers=2", "schedule.plateau_cuts=2", resume=True)
+    assert factors[0] == factors[1]
+    assert set(factors[0]) <= {0.1, 0.1**2}
+    assert run.result["ended_by"] == PLATEAU
 
 
 def test_what_an_older_checkpoint_holds_for_best_stays(tmp_path, few, overfitted, stops, monkeypatch):
