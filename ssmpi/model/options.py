@@ -150,8 +150,8 @@ class Schedule:
         within("plateau_cuts", self.plateau_cuts, 1, COUNT)
         require(
             self.cut(self.plateau_cuts) >= LEAST_CUT,
-            f"plateau_factor = {self.plateau_factor:g} and plateau_cuts = {self.plateau_cuts:,} leave "
-            f"{self.cut(self.plateau_cuts):.3g} of the rates: lower plateau_cuts, so that {LEAST_CUT:g} is left",
+            f"plateau_factor = {self.plateau_factor:g} and plateau_cuts = {self.plateau_cuts:,} would leave "
+            f"{self.cut(self.plateau_cuts):.3g} of the learning rates; the least is {LEAST_CUT:g}: lower plateau_cuts",
         )
         require(
             not self.decay_examples or self.decay_start_examples >= self.warmup_examples,

@@ -158,7 +158,7 @@ def test_a_standing_survives_json(renamed, more):
         ("evaluate.metric=gauc", "not one of ne, auc"),
         ("schedule.plateau_factor=0", "schedule.plateau_factor must be positive and at most 1"),
         ("schedule.plateau_patience=0", "schedule.plateau_patience must be at least 1"),
-        ("schedule={plateau_factor=0.1,plateau_cuts=10}", "leave 1e-10 of the rates: lower plateau_cuts"),
+        ("schedule={plateau_factor=0.1,plateau_cuts=10}", "would leave 1e-10 of the learning rates"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(tmp_path, override, said):
@@ -196,6 +196,16 @@ def test_the_best_model_is_kept_and_both_scores_are(overfitted):
     assert test["best"]["after_examples"] == at
     assert test["last"]["after_examples"] == 6_000
     assert not (overfitted.folder / "best").exists()
+
+
+def test_the_best_model_may_be_that_of_another_metric(tmp_path, few, overfitted):
+    """AUC is best in another pass than NE."""
+    run = train_over_threads(tmp_path, few, *OVERFIT, "evaluate.metric=auc")
+    series, ne = ([line[name] for line in evaluated(run)] for name in ("auc", "ne"))
+    best = run.result["evaluations"]["validation"]["best"]
+    assert best["auc"] == max(series)
+    assert best["ne"] > min(ne)
+    assert read_manifest(model_files.find(run.folder)).state["examples"] == best["after_examples"]
 
 
 def test_scoring_and_saving_the_best_is_no_training_time(overfitted):
@@ -346,14 +356,18 @@ def test_a_cut_reaches_whoever_takes_the_steps(tmp_path, few, more):
         np.testing.assert_allclose(mine, expected, atol=1e-6)
 
 
-def test_a_cut_outlives_a_resume_with_other_trainers(tmp_path, few, factors, stops):
+def test_a_cut_outlives_a_resume_with_other_trainers(tmp_path, few, factors, stops, inject):
+    """Also before the first step: an algorithm may push what is left of earlier ones."""
     stops(3)  # of the third pass
     given = (*OVERFIT, *NO_GAINS, "evaluate.final=none", "evaluate.keep=last")
     train_over_threads(tmp_path, few, *given)
     assert factors == {0: [1.0, 1.0, 0.1]}
     factors.clear()
     stops(None)
+    built = []
+    inject(trainer.build_trainer, "synchronization", lambda *arguments: built.append(arguments[-1].factor()))
     run = train_over_threads(tmp_path, few, *given, "topology.trainers=2", "schedule.plateau_cuts=2", resume=True)
+    assert built == [0.1, 0.1]
     assert factors[0] == factors[1]
     assert set(factors[0]) <= {0.1, 0.1**2}
     assert run.result["ended_by"] == PLATEAU

@@ -106,6 +106,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
     monkeypatch.setattr(control, "REPORT_SECONDS", 0)
 
     often = (
+        "schedule.plateau_factor=0.5",
         "checkpoint.every_examples=600",
         "checkpoint.background=false",
         "data.passes=2",
