@@ -33,9 +33,9 @@ def dense_of(run):
 def assert_same_bits(run, real):
     for name, values in real.dense().items():
         np.testing.assert_array_equal(dense_of(run)[name], values, err_msg=name)
-    placement = run.tables.arena.parts
-    for part, table in zip(sorted(placement, key=lambda part: part.table), real.tables(), strict=True):
-        rows = run.tables.arena.weights[part.base : part.base + part.rows]
+    arena = run.tables.shards[0].rows
+    for part, table in zip(sorted(arena.parts, key=lambda part: part.table), real.tables(), strict=True):
+        rows = arena.weights[part.base : part.base + part.rows]
         np.testing.assert_array_equal(rows, table, err_msg=f"table {part.table}")
 
 
