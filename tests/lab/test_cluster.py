@@ -176,11 +176,11 @@ def test_a_codec_sends_about_its_share_of_pseudo_gradients():
     """Constant gradients would pass a threshold together: 8 % at 0.99 from the fourth push on."""
     size, made = 100_000, PseudoGradients(100_000, trainer=3)
     codec, pending, sent = compress.parse("threshold:0.99", compress.CodecOptions()), np.zeros(size, np.float32), []
-    codecs = compress.ShardCodecs(codec, [[slice(0, size)]], (), seed=(3,))
+    codecs = compress.ShardCodecs(codec, [slice(0, size)], seed=(3,))
     for _ in range(24):
         for _ in range(10):
             pending += made.next()
-        (payload,) = codecs.take(pending, 0)
+        (payload,) = codecs.take(pending)
         sent.append(compress.count_of(payload)[1] / size)
     assert 0.01 <= np.mean(sent) < 0.025
 

@@ -231,7 +231,7 @@ def test_rows_without_a_score_are_not_left_out_of_ne(tmp_path, small_data):
     run = LockstepRun(design.config(subject, {}), Lockstep(steps=1))
     run.train()
     assert run.score("test")["rows"] == 600
-    run.tables.arena.weights[0] = np.nan
+    run.tables.shards[0].rows.weights[0] = np.nan
     with pytest.raises(TrainingError, match="test rows"):
         run.score("test")
 

@@ -18,4 +18,4 @@ def test_what_exchanges_cost_is_printed(tmp_path, capsys):
     ]  # fmt: skip
     assert "times less" in printed.partition("the strongest of 256 activations")[2]
     for cost in written["codecs"].values():
-        assert all(cost[f"{what}_ns"] > 0 for what in ("push", "send", "receive", "easgd", "ma"))
+        assert all(cost[f"{what}_ns"] > 0 for what in ("push", "send", "receive", "easgd"))

@@ -44,7 +44,9 @@ def launcher(job):
 
 
 def strike(job, chance):
-    """SIGKILL one rank, some, all, or what has started them; returns whether there was anybody."""
+    """SIGKILL one rank, some, all, or what has started them; returns the ranks of the job that ends, none if there was
+    nobody.
+    """
     ranks = list(job.ranks().values())
     kind = chance.random()
     some = chance.sample(ranks, min(len(ranks), 1 if kind < 0.5 else chance.randint(1, 3)))
@@ -54,7 +56,7 @@ def strike(job, chance):
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             victims = [other for other in victims if other != pid]
-    return bool(victims)
+    return set(ranks) if victims else set()
 
 
 @pytest.mark.soak
@@ -67,12 +69,13 @@ def test_random_kills(start, memory, how):  # noqa: F811
     job = start(*settings, program=("-m", "ssmpi", "launch")).until_it_trains()
     while struck < KILLS // len(RUNS):
         time.sleep(chance.uniform(0, CALM))
-        struck += strike(job, chance)
+        ended = [strike(job, chance)]
         while chance.random() < 0.25:  # in the midst of the restart
             time.sleep(chance.uniform(0, 4))
-            struck += strike(job, chance)
+            ended.append(strike(job, chance))
+        struck += sum(map(bool, ended))
         began = time.monotonic()
-        job.until_it_trains()
+        job.until(lambda: set().union(*ended).isdisjoint(job.ranks().values())).until_it_trains()  # noqa: B023 - called at once
         seconds.append(time.monotonic() - began)
     job.send(signal.SIGTERM)
     code, output = job.end(STOPPING)

@@ -75,6 +75,7 @@ class Job:
             assert self._running.process.poll() is None, self._running.read_so_far()
             assert time.monotonic() < deadline, self._running.read_so_far()
             time.sleep(0.05)
+        return self
 
     def said_so_far(self):
         """Standard error up to now."""
