@@ -13,11 +13,13 @@ from data_prep.rows import BadRows, Rows, Tokens
 from data_prep.splits import draw_shards
 from data_prep.table.arrow_strings import ARROW, StringReader, hashes_of, missing_values, null_where_missing, tokens_of
 from data_prep.table.lists import ListReader
-from data_prep.table.schema import KEYS, REFUSE, STRING, Label, Schema
+from data_prep.table.schema import BUCKET, KEYS, REFUSE, STRING, Label, Schema
 
 ROW_BITS, PIECE_BITS = 27, 21  # of the numbers that random splits are drawn for
 DRAWS = 1 << 30
 SALT = 0x5EED
+MOST_NEGATIVE = 2.0**62  # of a number that is its own bucket
+REPAIR = "repair or remove the row"
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 OPERATORS = {
     "": np.equal,
@@ -61,7 +63,7 @@ class RowBuilder:
         for f, name in enumerate(schema.dense):
             dense[f] = _numbers(columns[name])
             self._check_dense(name, dense[f], bad)
-        tokens = [self._tokens(name, columns[name]) for name in schema.categorical]
+        tokens = [self._tokens(name, columns[name], bad) for name in schema.categorical]
         lists = []
         for name, listed in schema.lists.items():
             found, wrong = self._lists.read(name, listed, columns[name], columns.get(listed.weights))
@@ -81,16 +83,22 @@ class RowBuilder:
             return column
         return null_where_missing(column.cast(ARROW[STRING]), self.missing)
 
-    def _tokens(self, name: str, column: pa.Array) -> Tokens:
+    def _tokens(self, name: str, column: pa.Array, bad: BadRows) -> Tokens:
         if name in self.hashed_strings:
             return self._strings.tokens(name, column)
-        values = (hashes_of if self.schema.categorical[name].hash == KEYS else tokens_of)(column)
+        of = self.schema.categorical[name]
+        if of.type == BUCKET:
+            numbers = _numbers(column)
+            beyond = (numbers < -MOST_NEGATIVE) | (numbers == np.inf)
+            bad.add(beyond, f"value of {name}", lambda row: f"{name} is {numbers[row]}, which has no bucket; {REPAIR}")
+            column = pa.array(buckets(np.where(beyond, np.nan, numbers)), from_pandas=True).cast(pa.int64())
+        values = (hashes_of if of.hash == KEYS else tokens_of)(column)
         return Tokens(values, column.is_null().to_numpy(zero_copy_only=False).view(np.uint8))
 
     def _check_dense(self, name: str, values: np.ndarray, bad: BadRows) -> None:
         column = self.schema.dense[name]
         beyond = np.abs(values) > (np.finfo(np.float64).max if column.transform == "log1p" else FLOAT32_MAX)
-        bad.add(beyond, "dense value", lambda row: f"{name} is {values[row]}, beyond float32; repair or remove the row")
+        bad.add(beyond, "dense value", lambda row: f"{name} is {values[row]}, beyond float32; {REPAIR}")
         if column.missing == REFUSE:
             refused = f"{name} is missing, which the schema refuses; repair or remove the row, or write missing = 0"
             bad.add(np.isnan(values), "missing value", lambda row: refused)
@@ -131,7 +139,7 @@ class RowBuilder:
             return np.searchsorted(np.cumsum(rule.shares)[:-1] * DRAWS, drawn, side="right").astype(np.uint8)
         if rule.by == "time":
             assert times is not None
-            bad.add(np.isnan(times), "time", lambda row: f"{self.schema.time} is missing; repair or remove the row")
+            bad.add(np.isnan(times), "time", lambda row: f"{self.schema.time} is missing; {REPAIR}")
             found = np.searchsorted(rule.until, times, side="right")
             return np.where((found == 1) & (len(rule.until) == 1), 2, np.minimum(found, 2)).astype(np.uint8)
         column = columns[rule.column]
@@ -158,9 +166,16 @@ class RowBuilder:
         origin.time = float(before[-1])
 
 
+def buckets(numbers: np.ndarray) -> np.ndarray:
+    """The bucket of each number, float64 (rows,): floor(ln(x)^2) above 2, as BARS has it for Criteo_x4, else the number
+    without its fraction; NaN for NaN.
+    """
+    return np.where(numbers > 2, np.floor(np.log(np.maximum(numbers, 2)) ** 2), np.trunc(numbers))
+
+
 def _wrong_label(rule: Label, found: pa.Scalar) -> str:
     if not found.is_valid:
-        return f"the label {rule.column} is missing; repair or remove the row"
+        return f"the label {rule.column} is missing; {REPAIR}"
     return (
         f"the label {rule.column} is {_shown(found)}, not 0 or 1; repair the row, or write a rule "
         f"such as {rule.column} >= 4"

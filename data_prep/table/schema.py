@@ -24,6 +24,8 @@ from ssmpi.runtime.errors import UserError
 
 NUMBER, INTEGER, STRING, TIMESTAMP = "number", "integer", "string", "timestamp"
 LIST, WEIGHTS = "list", "weights"
+BUCKET = "bucket"  # a number whose bucket is the token
+TOKEN_TYPES, LISTED_TYPES = (STRING, INTEGER, BUCKET), (STRING, INTEGER)
 TRANSFORMS = ("none", "log1p", "standardize")
 REFUSE = "refuse"
 BRACKETS = "[]"  # in place of a separator: lists in brackets
@@ -66,7 +68,9 @@ class Dense:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A sparse feature; ``hash`` 0: ids from a vocabulary; ``KEYS``: hashes of tokens; else tokens modulo it."""
+    """A sparse feature; ``hash`` 0: ids from a vocabulary; ``KEYS``: hashes of tokens; else tokens modulo it. The token
+    of a number of type ``BUCKET`` is that of its bucket (``row_builder.buckets``).
+    """
 
     type: str = STRING
     min_count: int = 0  # 0: that of the command line
@@ -158,7 +162,9 @@ class Schema:
     def kinds(self) -> dict[str, str]:
         """How each column that is used is read; UserError if two uses disagree."""
         wanted = [(name, NUMBER) for name in self.dense]
-        wanted += [(name, column.type) for name, column in self.categorical.items()]
+        wanted += [
+            (name, NUMBER if column.type == BUCKET else column.type) for name, column in self.categorical.items()
+        ]
         wanted += [(name, LIST) for name in self.lists]
         wanted += [(column.weights, WEIGHTS) for column in self.lists.values() if column.weights]
         if self.label:
@@ -338,10 +344,11 @@ def _categorical(path: Path, name: str, value: object) -> Categorical:
 
 def _tokens(path: Path, place: str, settings: dict[str, Any]) -> tuple[str, int, int]:
     """Type, minimum count and range of hashes of a sparse feature's tokens."""
-    kind = settings.get("type", STRING)
-    if kind not in (STRING, INTEGER):
-        raise UserError(f"{path}: {place}: type {kind!r} is neither {STRING!r} nor {INTEGER!r}")
-    for key, other in (("min_count", ""), ("hash", ", or true for 64-bit keys" * place.startswith("categorical"))):
+    kind, listed = settings.get("type", STRING), not place.startswith("categorical")
+    types = LISTED_TYPES if listed else TOKEN_TYPES
+    if kind not in types:
+        raise UserError(f"{path}: {place}: type is {kind!r}, not one of {', '.join(types)}")
+    for key, other in (("min_count", ""), ("hash", ", or true for 64-bit keys" * (not listed))):
         number = settings.get(key, 1)
         if type(number) is not int or not 1 <= number <= MOST_RANGE:
             raise UserError(f"{path}: {place}: {key} is {number!r}, not a whole number from 1 to {MOST_RANGE:,}{other}")

@@ -236,7 +236,7 @@ class Vocabulary:
     def _is_integer(self, feature: int) -> bool:
         table = self.about.get("table", {})
         types = {name: kind for name, kind, *_ in (*table.get("categorical", ()), *table.get("lists", ()))}
-        return types.get(self.names[feature]) == "integer"
+        return types.get(self.names[feature]) in ("integer", "bucket")
 
     def column(self, feature: int, name: str) -> np.ndarray:
         """``token`` uint32 or ``count`` int64 of one feature, in id order."""

@@ -145,7 +145,7 @@ WRONG = [
     ((ONCE, ("--hash", "--extend-vocabulary", "keys")), "--extend-vocabulary: all categorical columns are hashed, and"),
     (schema("", "", "--hash", "-o", "ids"), "made with categorical.item.hash = none, this run has true; categorical."),
     (schema("", "", "-o", "keys"), "made with categorical.item.hash = true, this run has none; categorical."),
-    (schema('"integer"', '{type = "int", hash = true}'), "categorical.user: type 'int' is neither 'string' nor 'integ"),
+    (schema('"integer"', '{type = "int", hash = true}'), "categorical.user: type is 'int', not one of string, integ"),
     (schema(SHOP, "[list]\nshop = {longest = 2}", "--hash"), "user would have keys and shop has lists of ids"),
     (schema("", "", "--hash=all"), "argument --hash: ignored explicit argument 'all'"),
 ]  # fmt: skip

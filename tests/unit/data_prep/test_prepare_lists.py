@@ -311,7 +311,7 @@ WRONG = [
     (setting('separator = "::"', "separator = 3"), "out.toml: list.shops.separator is 3, not a string"),
     (setting("hash = 7", "hash = true"), "out.toml: list.shops: hash is True, not a whole number"),
     (setting("hash = 7", "hash = 7, min_count = 2"), "out.toml: list.shops: hashed tokens are not counted"),
-    (setting('type = "integer", separator', 'type = "float", separator'), "out.toml: list.tags: type 'float' is"),
+    (setting('type = "integer", separator', 'type = "float", separator'), "out.toml: list.tags: type is 'float', not"),
     (setting("[list]", "genres = {}\n[list]"), "out.toml: 'genres' is in [categorical] and in [list]; leave one out"),
     (setting("[list]", "[list]\nprice = {longest = 2}"), "out.toml: 'price' is in [dense] and in [list]; leave"),
     (setting("[list]", "[list]\nlabel = {longest = 2}"), "out.toml: the label 'label' is a feature too"),

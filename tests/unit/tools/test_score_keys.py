@@ -46,7 +46,7 @@ def test_a_trained_model_scores_as_its_run_did(project, tmp_path, capsys):
 def test_new_rows_are_scored_as_prepared_ones(project, tmp_path):
     """To the bit; also of keys never seen, and of missing values."""
     base, run = project
-    rows = [*drawn(300, 2), {"price": "", "age": "", "user": 10**9, "item": "unknown", "shop": ""}]
+    rows = [*drawn(300, 2), {"price": "", "age": "", "user": 10**9, "item": "unknown", "shop": "", "visits": -99}]
     new = write(tmp_path / "new.csv", rows, FEATURES[::-1])
     source = ScoringInput(new, "test", None, base / "schema.toml")
     assert score.predict(run.folder, source, tmp_path / "scores") == 0
@@ -63,15 +63,17 @@ def test_new_rows_are_scored_as_prepared_ones(project, tmp_path):
 def test_what_is_wrong_is_named(project, tmp_path):
     base, run = project
     new, out = write(tmp_path / "new.csv", list(drawn(5, 3)), FEATURES), tmp_path / "scores"
-    with pytest.raises(DataError, match=r"3 with keys, user, item, shop\): name the schema that its data was prepared"):
+    with pytest.raises(DataError, match=r"4 with keys, user, item, shop, \.\.\.\): name the schema that its data was"):
         score.predict(run.folder, ScoringInput(new, "test", None), out)
     (tmp_path / "other.toml").write_text(ONCE.replace("item = {", "page = {"))
-    with pytest.raises(DataError, match=r"other features .*user, page, shop; 2 with keys, user, shop"):
+    with pytest.raises(DataError, match=r"other features .*user, page, shop, .*; 3 with keys, user, shop, visits"):
         score.predict(run.folder, ScoringInput(new, "test", None, tmp_path / "other.toml"), out)
     (tmp_path / "other.toml").write_text(ONCE.replace('price = "log1p"', 'price = "none"'))
     with pytest.raises(DataError, match="was made with other columns than those of"):
         score.predict(run.folder, ScoringInput(new, "test", None, tmp_path / "other.toml"), out)
     assert prepare(base / "schema.toml", base / "past.csv", tmp_path / "ids") == 0
-    with pytest.raises(DataError, match=r"ids: other features .* with keys, user, item, shop\): name data with"):
+    with pytest.raises(
+        DataError, match=r"ids: other features .* with keys, user, item, shop, \.\.\.\): name data with"
+    ):
         score.evaluate(run.folder, "test", tmp_path / "ids")
     assert not out.exists()

@@ -22,8 +22,9 @@ age = "standardize"
 user = "integer"
 item = { min_count = 2 }
 shop = { hash = 10 }
+visits = { type = "bucket", min_count = 2 }
 """
-FEATURES = ("price", "age", "user", "item", "shop")
+FEATURES = ("price", "age", "user", "item", "shop", "visits")
 pytestmark = pytest.mark.usefixtures("alone")
 
 
@@ -35,7 +36,8 @@ def drawn(count, seed):
         age = "" if draw.random() < 0.1 else draw.randint(10, 90)
         yield {
             "day": day, "user": user, "item": item, "shop": f"s{draw.randint(0, 30)}", "price": round(draw.random(), 3),
-            "age": age, "rating": 5 if draw.random() < (0.2 + 0.6 * (user % 2)) else 1,
+            "age": age, "visits": "" if user % 7 == 0 else user - 4,
+            "rating": 5 if draw.random() < (0.2 + 0.6 * (user % 2)) else 1,
         }  # fmt: skip
 
 
@@ -66,7 +68,7 @@ def predict(project, source, out, **more):
 def test_new_rows_need_features_only_and_keep_their_order(project, tmp_path, capsys):
     """Also of ids never seen, of missing values, and in files of other columns in another order."""
     base, run = project
-    rows = [*drawn(300, 2), {"price": "", "age": "", "user": 10**9, "item": "unknown", "shop": ""}]
+    rows = [*drawn(300, 2), {"price": "", "age": "", "user": 10**9, "item": "unknown", "shop": "", "visits": -99}]
     found = predict(project, write(tmp_path / "new.csv", rows, FEATURES[::-1]), tmp_path / "scores")
     assert capsys.readouterr().out.endswith(f"301 scores in {tmp_path / 'scores'}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "scores"]
@@ -89,7 +91,7 @@ def test_past_rows_with_labels_give_the_scores_of_their_split(project, tmp_path)
     base, run = project
     found = predict(project, base / "past.csv", tmp_path / "scores")
     assert score.predict(run, ScoringInput(base / "data", "test", None), tmp_path / "expected") == 0
-    np.testing.assert_array_equal(found[-90:], np.loadtxt(tmp_path / "expected"))
+    np.testing.assert_allclose(found[-90:], np.loadtxt(tmp_path / "expected"), rtol=0, atol=1e-6)
 
 
 def test_what_is_wrong_is_named_and_nothing_is_written(project, tmp_path):
