@@ -22,7 +22,7 @@ GIB = 1 << 30
 MOST_GIB = 1 << 20
 LATE = {  # module and help; imported on demand, because only they need compiled code or scikit-learn
     "synthesize": ("synthetic.synthesize", "make synthetic raw logs to try things with"),
-    "baseline": ("check.baseline", "score the constant and a logistic regression on a prepared data set"),
+    "baseline": ("check.baseline", "score a constant, a logistic regression and boosted trees on a prepared data set"),
 }
 
 

@@ -68,9 +68,9 @@ def _scores(record: Record, baseline: Path | None, teacher: Path | None, *, both
     if both:
         rows = [("this run, last", record.result["evaluations"][split]["last"]), ("this run, best (kept)", metrics)]
     if baseline:
-        names = ("constant", "logistic_regression")
+        names, of = ["constant", "logistic_regression"], read_json(baseline)
+        names += ["boosted_trees"] * (isinstance(of, dict) and "boosted_trees" in of)  # older files have none
         rows = [(name.replace("_", " "), _reference(baseline, name)) for name in names] + rows
-        of = read_json(baseline)
         _check_rows(baseline, of.get("split", split), of.get("rows"), split, metrics)
     if teacher:
         ceiling = _reference(teacher, "ranges", split)

@@ -4,6 +4,7 @@ import argparse
 import json
 import shutil
 import sys
+from itertools import pairwise
 
 import h5py
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from datasets import FEW, LIST_CARDINALITIES, flip_a_value, make_dataset, make_keyed, make_lists_dataset
 
 from data_prep.check import baseline as module
+from data_prep.check import boosted_trees
 from data_prep.check.baseline import baseline
 from data_prep.cli import main
 from ssmpi.data.features import Features
@@ -103,27 +105,46 @@ def test_settings_are_best_on_validation(prepared, report, metrics):
     assert (train.label == prepared[1]["train"][2]).all()
 
     def loss(strength):
-        return metrics.log_loss(held.label, module._regression(strength).fit(*train).predict_proba(held.matrix)[:, 1])
+        model = module._regression([train], strength, np.zeros(data.columns + 1), module.TOLERANCE)
+        return metrics.log_loss(held.label, model.scores(held.matrix))
 
     chosen = report["logistic_regression"]["C"]
     assert loss(chosen) <= min(loss(chosen / 3), loss(chosen * 3))
 
 
 def test_ids_alone_are_fitted(tmp_path):
-    """Each of many rare ids has a small gradient: with a tolerance of 1e-3 the solver stopped where it began."""
+    """Each of many rare ids has a small gradient: a solver stopped by its size where it began."""
     generator, many, splits = np.random.default_rng(3), (6_000, 3_000), {}
     effects = [generator.normal(size=c) for c in many]
     for split, rows in (("train", 40_000), ("validation", 5_000), ("test", 5_000)):
         ids = np.stack([generator.integers(0, c, rows) for c in many], axis=1).astype(np.int32)
         logit = sum(effect[ids[:, f]] for f, effect in enumerate(effects))
         label = (generator.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
-        name = f"{split}/shard-00000.h5"
-        size, checksum = write_shard(tmp_path / name, Columns(ids, np.zeros((rows, 0), np.float32), label), {})
-        splits[split] = Split((ShardEntry(name, rows, int(label.sum()), size, checksum),))
+        splits[split] = split_of(tmp_path, split, ids, np.zeros((rows, 0)), label)
     write_manifest(tmp_path, DatasetManifest(many, splits, True, features=Features((), ("user", "item"))))
     found = baseline(tmp_path)["logistic_regression"]
-    assert found["iterations"] > 1
     assert found["ne"] < 0.95
+
+
+@pytest.mark.parametrize("strength", [0.01, 1.0])
+def test_the_regression_has_the_least_loss_and_penalty(strength, tmp_path, monkeypatch, metrics):
+    """As scikit-learn finds them, also if threads add up blocks of rows, and if many ids are rare."""
+    from sklearn.linear_model import LogisticRegression
+
+    folder = make_dataset(tmp_path, 9_000)
+    monkeypatch.setattr(module, "BLOCK_ROWS", 1_000)
+    data = module.DesignMatrix(folder, read_manifest(folder))
+    train = data.head("train", 10**6)
+    found = module._regression(train.blocks(), strength, np.zeros(data.columns + 1), module.TOLERANCE)
+    matrix = train.matrix.astype(np.float64)
+    exact = LogisticRegression(C=strength, max_iter=10_000, tol=1e-9).fit(matrix, train.label)
+
+    def loss(weights, probability):
+        return metrics.log_loss(train.label, probability) + (weights**2).sum() / (2 * strength * len(train.label))
+
+    least = loss(exact.coef_, exact.predict_proba(matrix)[:, 1])
+    assert least <= loss(found.weights[:-1], found.scores(matrix)) < least + 5e-5
+    assert found.settings["iterations"] < 100
 
 
 def test_descent_comes_close(prepared, report):
@@ -149,6 +170,8 @@ def test_command_line(prepared, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "validation, 1,000 rows" in printed
     assert f"{written['logistic_regression']['auc']:.4f}" in printed
+    assert f"{written['boosted_trees']['auc']:.4f}" in printed
+    assert "settings chosen on these rows" in printed
 
 
 def test_a_file_that_is_no_baseline_is_not_replaced(prepared, tmp_path, capsys):
@@ -222,7 +245,87 @@ def test_ids_of_lists_are_pooled_by_hand(tmp_path, solver, metrics, direct):
         assert found["log_loss"] == pytest.approx(metrics.log_loss(split["test"][0], probability), abs=1e-3)
 
 
-def test_keys_are_refused_by_name(tmp_path):
-    ids = make_dataset(tmp_path / "ids", 100, cardinalities=(9, 9, 9, 9, 9), features=FEW)
-    with pytest.raises(DataError, match="user, item have 64-bit keys"):
-        baseline(make_keyed(tmp_path / "keys", ids, ("user", "item")))
+def test_keys_score_as_ids_do(tmp_path):
+    """Those of training rows; ids 0, which are missing, and 1 are what their keys are."""
+    ids = make_dataset(tmp_path / "ids", 3_000, cardinalities=(9, 9, 9, 9, 9), features=FEW)
+    found, of_keys = baseline(ids), baseline(make_keyed(tmp_path / "keys", ids, ("user", "item")))
+    assert found["logistic_regression"]["ne"] < 0.995
+    for name in ("logistic_regression", "boosted_trees"):
+        assert of_keys[name]["ne"] == pytest.approx(found[name]["ne"], abs=1e-3)
+
+
+def test_a_key_that_no_training_row_has_is_a_rare_one():
+    known, keys = np.array([-(2**62), 3, 2**62]), np.array([3, 0, 4, 2**62, -(2**62), 2**63 - 1])
+    assert module._ids_of(keys, known).tolist() == [3, 0, 1, 4, 2, 1]
+
+
+def split_of(folder, split, ids, dense, label):
+    name = f"{split}/shard-00000.h5"
+    size, checksum = write_shard(folder / name, Columns(ids.astype(np.int32), dense.astype(np.float32), label), {})
+    return Split((ShardEntry(name, len(label), int(label.sum()), size, checksum),))
+
+
+def made(folder, draw_rows, cardinalities, features):
+    """A data set of what ``draw_rows`` gives for a number of rows: ids, dense, probability of a click."""
+    generator, splits = np.random.default_rng(7), {}
+    for split, rows in (("train", 6_000), ("validation", 2_000), ("test", 2_000)):
+        ids, dense, rate = draw_rows(generator, rows)
+        label = (generator.random(rows) < rate).astype(np.uint8)
+        splits[split] = split_of(folder, split, ids, dense, label)
+    write_manifest(folder, DatasetManifest(cardinalities, splits, True, features=features))
+    return folder
+
+
+def test_trees_see_what_a_sum_of_weights_cannot(tmp_path):
+    """Clicks where two numbers have the same sign, half of them where an id is even."""
+
+    def rows(generator, count):
+        ids, dense = generator.integers(0, 40, (count, 1)), generator.normal(size=(count, 2))
+        return ids, dense, np.where(dense.prod(axis=1) > 0, 0.8, 0.2) * (0.5 + 0.5 * (ids[:, 0] % 2))
+
+    found = baseline(made(tmp_path, rows, (40,), Features(("x", "y"), ("shop",))))
+    assert found["logistic_regression"]["ne"] < 0.99, "it sees the ids"
+    assert found["boosted_trees"]["ne"] < found["logistic_regression"]["ne"] - 0.1
+    assert found["boosted_trees"]["trees"] < 300
+
+
+def test_trees_learn_nothing_from_ids_that_say_nothing(tmp_path):
+    """With encodings of a row's own label they would: each id has two or three rows."""
+
+    def rows(generator, count):
+        return generator.integers(0, 2_500, (count, 3)), np.zeros((count, 0)), np.full(count, 0.5)
+
+    found = baseline(made(tmp_path, rows, (2_500,) * 3, Features((), ("a", "b", "c"))))
+    assert found["boosted_trees"]["ne"] == pytest.approx(1, abs=0.02)
+
+
+def test_ids_are_encoded_as_scikit_learn_encodes_them(prepared):
+    from sklearn.preprocessing import TargetEncoder
+
+    data = module.DesignMatrix(prepared[0], read_manifest(prepared[0]))
+    train, test = data.head("train", 10**6), data.head("test", 10**6)
+    trees = boosted_trees.BoostedTrees(data.first, [], [train], train, test)
+    encoder = TargetEncoder(smooth=boosted_trees.PRIOR_ROWS, target_type="binary")
+    encoder.fit(prepared[1]["train"][0], train.label)
+    found = trees._encoded(test.matrix)
+    np.testing.assert_allclose(found[:, :26], encoder.transform(prepared[1]["test"][0]), rtol=1e-5)
+    np.testing.assert_allclose(
+        found[:, 26:], (prepared[1]["test"][1] - data.mean) / data.deviation, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_list_is_encoded_by_the_mean_of_its_ids(tmp_path):
+    folder = make_lists_dataset(tmp_path, 600)
+    data, (label, ids, _) = module.DesignMatrix(folder, read_manifest(folder)), by_hand(folder, "train")
+    train = data.head("train", 600)
+    lists = [data.manifest.features.sparse.index(name) for name in data.manifest.features.list_names]
+    found = boosted_trees.BoostedTrees(data.first, lists, [train], train, data.head("test", 60))._encoded(train.matrix)
+    there = ids != 0
+    rate = there[label == 1].sum() / there.sum()
+    encoding = (there[label == 1].sum(axis=0) + 20 * rate) / (there.sum(axis=0) + 20)
+    for feature, (begin, end) in enumerate(pairwise(data.first)):
+        some = there[:, begin:end]
+        wanted = [np.mean(encoding[begin:end][row]) if row.any() else rate for row in some]
+        np.testing.assert_allclose(found[:, feature], wanted, rtol=1e-5)
+        if feature in lists:
+            np.testing.assert_array_equal(found[:, 5 + lists.index(feature)], some.sum(axis=1))

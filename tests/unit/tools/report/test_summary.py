@@ -63,6 +63,8 @@ def test_reference_points_stand_around_the_run(tmp_path):
     lines = report.table(run_folder(tmp_path), baseline, teacher).splitlines()
     column = [line.split()[-4] for line in lines if "0.45678" in line]
     assert column == ["1.00000", "0.85000", "0.81234", "0.75000"]
+    trees = write(tmp_path / "b.json", {**json.loads(baseline.read_text()), "boosted_trees": {**QUALITY, "ne": 0.8}})
+    assert "boosted trees 0.80000" in " ".join(report.table(run_folder(tmp_path), trees, teacher).split())
 
 
 @pytest.mark.parametrize(
