@@ -22,10 +22,10 @@ from ssmpi.model import custom_network, graph, top_k
 from ssmpi.model.hierarchy_options import HierarchyOptions
 from ssmpi.model.member_program import MemberProgram, transform, whole
 from ssmpi.model.network import Inputs, Network
+from ssmpi.model.networks.zoo import network_of
 from ssmpi.model.optimizers import DENSE_OPTIMIZERS
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.model.places import Places
-from ssmpi.model.zoo import network_of
 from ssmpi.runtime import settings, user_code
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files import atomic_file

@@ -1,9 +1,9 @@
 """A small network whose parameters several members of a group own."""
 
 from ssmpi.model.network import Inputs
+from ssmpi.model.networks.zoo import network_of
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import OwnedParameters
-from ssmpi.model.zoo import network_of
 
 NETWORK = network_of(ModelOptions(bottom=(8, 4), top=(6, 1)), Inputs(13, 26, 4))
 WHOLE = OwnedParameters(NETWORK)

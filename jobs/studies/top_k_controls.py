@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ssmpi.model.dlrm import dlrm
 from ssmpi.model.network import Form, Inputs, Network, Operator
+from ssmpi.model.networks.dlrm import dlrm
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.top_k import TopK, with_top_k
 

@@ -13,7 +13,7 @@ from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.bench.jobs import JobResult, Jobs
 from ssmpi.bench.windows import Timing, median
 from ssmpi.model import processor
-from ssmpi.model.zoo import NETWORKS
+from ssmpi.model.networks.zoo import NETWORKS
 
 TURNS, SHORT_TURNS = 24, 4  # windows of a job that alternates between two variants
 LONG_STEPS, SLOW = 25, 25_000.0  # steps per window, at this number of examples per second and thread

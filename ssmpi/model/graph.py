@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ssmpi.model import custom_network, program, zoo
+from ssmpi.model import custom_network, program
 from ssmpi.model.network import Inputs, Network, Operator
+from ssmpi.model.networks import zoo
 from ssmpi.runtime import settings, user_code
 from ssmpi.runtime.errors import DataError, SettingsError, json_problem
 

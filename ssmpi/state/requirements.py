@@ -19,8 +19,8 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.model import custom_network
 from ssmpi.model.network import floats_in
+from ssmpi.model.networks.zoo import NETWORKS
 from ssmpi.model.optimizers import optimizer_of
-from ssmpi.model.zoo import NETWORKS
 from ssmpi.runtime.errors import DataError, SettingsError, TopologyError, UserError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host.host_memory import memory_limit

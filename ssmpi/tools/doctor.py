@@ -169,9 +169,9 @@ def bfloat16_problems() -> list[str]:
     """
     from ssmpi.model import blas, brgemm
     from ssmpi.model.network import Inputs
+    from ssmpi.model.networks.zoo import network_of
     from ssmpi.model.options import ModelOptions
     from ssmpi.model.replica import Replica
-    from ssmpi.model.zoo import network_of
 
     if not (blas.sgemm() and brgemm.kernels("bf16")):
         return []

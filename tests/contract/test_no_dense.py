@@ -10,7 +10,7 @@ from test_group_runs import ONE, PAIR, assert_same
 
 from ssmpi.config import load
 from ssmpi.data.features import Features, ListOptions
-from ssmpi.model.zoo import NETWORKS
+from ssmpi.model.networks.zoo import NETWORKS
 from ssmpi.tools import plan
 from ssmpi.tools.export import export
 

@@ -15,8 +15,8 @@ from ssmpi.cluster.site import Site
 from ssmpi.config import Config, differences, load
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.model.network import Inputs
+from ssmpi.model.networks.zoo import NETWORKS, network_of
 from ssmpi.model.options import ModelOptions
-from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.runtime.errors import SettingsError, UserError
 from ssmpi.runtime.settings import build, dump
 from ssmpi.state.recovery.start import BEGINNING, Start

@@ -44,8 +44,9 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena
-from ssmpi.model import reference, zoo
+from ssmpi.model import reference
 from ssmpi.model.network import Inputs
+from ssmpi.model.networks import zoo
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica, ThreadModel

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ssmpi.model import bfloat16, blas, brgemm, kernels, onednn_gemm, processor
 from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
 from ssmpi.model.network import Inputs
+from ssmpi.model.networks.zoo import NETWORKS, network_of
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, ModelOptions
 from ssmpi.model.program import NARROWEST, Program
 from ssmpi.model.replica import Replica
-from ssmpi.model.zoo import NETWORKS, network_of
 
 needs_kernels = pytest.mark.skipif(
     not brgemm.kernels("bf16"), reason="this processor has no bfloat16 instructions of x86"
@@ -249,7 +249,7 @@ def test_a_step_of_bfloat16_needs_no_torch():
         "from ssmpi.model.network import Inputs\n"
         "from ssmpi.model.options import ModelOptions\n"
         "from ssmpi.model.replica import Replica\n"
-        "from ssmpi.model.zoo import network_of\n"
+        "from ssmpi.model.networks.zoo import network_of\n"
         "model = Replica(network_of(ModelOptions(), Inputs(13, 26, 16)), 'bf16', 1).thread_model()\n"
         "logits, _ = model.forward_backward(*(np.ones(s, np.float32) for s in ((3, 13), (3, 26, 16), (3,))))\n"
         "assert np.isfinite(logits).all() and model.gradients.any()\n"

@@ -24,11 +24,11 @@ from ssmpi.data.features import Features
 from ssmpi.data.schema import read_manifest
 from ssmpi.model import custom_network, graph
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
+from ssmpi.model.networks.zoo import NETWORKS, network_of
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
 from ssmpi.model.places import places_of
 from ssmpi.model.replica import Replica
-from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.runtime import user_code
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files import run_files

@@ -21,12 +21,12 @@ from ssmpi.model.executor import PIECE
 from ssmpi.model.lane import HomeModel
 from ssmpi.model.member_program import transform
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Linear, Network
+from ssmpi.model.networks.zoo import network_of
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
 from ssmpi.model.places import PLANS, places_of
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.model.top_k import TopK
-from ssmpi.model.zoo import network_of
 from ssmpi.runtime.mpi.mailbox import LATE
 from ssmpi.trainer import precompile
 

@@ -15,10 +15,10 @@ from ssmpi.model import blas, processor, reference
 from ssmpi.model.executor import PIECE
 from ssmpi.model.member_program import MemberProgram
 from ssmpi.model.network import Inputs
+from ssmpi.model.networks.zoo import network_of
 from ssmpi.model.options import DenseOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.replica import Replica, dense_optimizer
-from ssmpi.model.zoo import network_of
 from ssmpi.runtime.errors import DataError
 from ssmpi.state.checkpoint import files
 

@@ -27,11 +27,11 @@ from ssmpi.model.network import (
     cross,
     mlp,
 )
+from ssmpi.model.networks.zoo import NETWORKS, network_of
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters, by_name, initial_vector
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica, dense_optimizer
-from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.row_layout import RowLayout
 

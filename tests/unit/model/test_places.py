@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ssmpi.model.member_program import bytes_of_step, owned_names
 from ssmpi.model.network import Inputs, floats_in
+from ssmpi.model.networks.zoo import network_of
 from ssmpi.model.options import DeepFMOptions, ModelOptions
 from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.places import PLANS, AtHome, AtMember, _narrowest, places_of
-from ssmpi.model.zoo import network_of
 from ssmpi.runtime.errors import SettingsError
 
 KAGGLE = Inputs(dense=13, tables=26, dim=16)

@@ -16,6 +16,7 @@ from ssmpi.model.autograd_step import AutogradStep
 from ssmpi.model.estimates import Estimates
 from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Linear, Network
+from ssmpi.model.networks.zoo import network_of
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name, initial_vector
 from ssmpi.model.program import Program
@@ -23,7 +24,6 @@ from ssmpi.model.reference import output
 from ssmpi.model.replica import Replica
 from ssmpi.model.top_k import TopK, describe, with_top_k
 from ssmpi.model.top_k_kernels import by_strongest, measure, strongest, threshold, where_large
-from ssmpi.model.zoo import network_of
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.tools import score
 

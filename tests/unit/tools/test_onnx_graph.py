@@ -11,8 +11,8 @@ import torch
 from ssmpi.model import field_operators, operators, reference, top_k
 from ssmpi.model.field_operators import Sum
 from ssmpi.model.network import DENSE, ROWS, Concat, Form, Inputs, Linear, Network, Operator, Slice, mlp
+from ssmpi.model.networks.zoo import network_of
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, ModelOptions
-from ssmpi.model.zoo import network_of
 from ssmpi.runtime.errors import DataError, UserError
 from ssmpi.tools import export_onnx, onnx_graph
 

@@ -17,8 +17,8 @@ Without dense features there is no bottom MLP, and x_0 is the rows.
 
 from __future__ import annotations
 
-from ssmpi.model.dlrm import bottom_mlp
 from ssmpi.model.network import ROWS, Concat, Inputs, Network, cross, mlp
+from ssmpi.model.networks.dlrm import bottom_mlp
 from ssmpi.model.options import ModelOptions
 
 

@@ -5,11 +5,11 @@ is a file beside the run file, see ``custom_network``.
 from __future__ import annotations
 
 from ssmpi.model import custom_network
-from ssmpi.model.dcn_v2 import dcn_v2
-from ssmpi.model.deepfm import deepfm
-from ssmpi.model.dlrm import dlrm
-from ssmpi.model.logistic import logistic
 from ssmpi.model.network import Inputs, Network
+from ssmpi.model.networks.dcn_v2 import dcn_v2
+from ssmpi.model.networks.deepfm import deepfm
+from ssmpi.model.networks.dlrm import dlrm
+from ssmpi.model.networks.logistic import logistic
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.top_k import with_top_k
 from ssmpi.runtime import user_code

@@ -26,8 +26,8 @@ each other, so row-wise Adagrad needs smaller steps than DLRM's: ``embedding.rat
 from __future__ import annotations
 
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, Sum
-from ssmpi.model.logistic import first_order
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
+from ssmpi.model.networks.logistic import first_order
 from ssmpi.model.options import ModelOptions
 
 

@@ -1,0 +1,1 @@
+"""The networks that come with ssmpi, a file each."""
