@@ -49,7 +49,7 @@ def hogwild(thread: int, trainer: Trainer) -> None:
     model = trainer.model_of(thread)  # same weights, gradients of its own
     lookups, optimizer = trainer.lookups(thread), trainer.optimizer_of(thread)
     for batch, rows in lookups.prefetched(trainer.stream(thread)):
-        logits, row_gradients = model.forward_backward(batch.dense, rows.values, batch.labels)
+        logits, row_gradients = model.forward_backward(batch.dense, rows.values, batch.labels, batch.first_example)
         rate_factor = trainer.progress.rate_factor()
         trainer.progress.record(thread, logits, batch.labels)
         lookups.push(rows, row_gradients, rate_factor)

@@ -124,10 +124,10 @@ class StagedModel:
         self._inner, self._stages, self.arrays = model, stages, model.arrays
 
     def forward_backward(
-        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, first_example: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """As ``ThreadModel``."""
-        return self._stages.call("forward/backward", self._inner.forward_backward, dense, rows, labels)
+        return self._stages.call("forward/backward", self._inner.forward_backward, dense, rows, labels, first_example)
 
 
 class StagedStep:

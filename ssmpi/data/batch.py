@@ -18,13 +18,15 @@ STARTS_AHEAD, ROWS_AHEAD = 8, 4  # rows between the one being taken and the one 
 class Batch:
     """ids int32 (batch, features with one id), or bags of all features where some are lists; dense float32 (batch,
     dense features); labels float32 (batch,), NaN in unlabelled data; keys int64 (batch, keyed features). An id of a
-    list that is pooled by mean has one divided by the length of its bag as weight.
+    list that is pooled by mean has one divided by the length of its bag as weight. ``first_example`` is the number of
+    its first row in training, by which dropout draws; the others follow.
     """
 
     ids: np.ndarray | Bags
     dense: np.ndarray
     labels: np.ndarray
     keys: np.ndarray = field(default_factory=lambda: NO_KEYS)
+    first_example: int = 0
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ssmpi.runtime.topology import Topology
 
 
+EXAMPLES = 2**31  # numbers of the first examples of blocks, which begin elsewhere in each pass
+
+
 @dataclass(frozen=True)
 class FeedOptions:
     """How a run iterates over its data: over how many trainers and threads, in how many parts per pass, whether
@@ -68,7 +71,7 @@ class Feed:
         self.checked, self._dealt, threads = checked, dealt, options.topology.threads
         self.trained = TrainedRows(memory, threads, most_pieces(options, reader, dealt.position), dealer=trainer == 0)
         self._threads = [ThreadPieces() for _ in range(threads)]
-        self._pass, self._pieces = 0, self.position.waiting
+        self._pass, self._pieces, self._example = 0, self.position.waiting, 0
         self.dispatcher: BlockDispatcher | None = None
         self.advanced = False
 
@@ -109,9 +112,11 @@ class Feed:
                     break
                 return
             number, start, end = piece
+            example = (self._example + number * self.position.block_rows) % EXAMPLES
             for batch in self._batches_of(piece, buffer, cutter):
                 if must_pause():
                     break
+                batch.first_example = example + start
                 last = number, start, start + len(batch.labels)
                 start = last[2]
                 given.append(last)
@@ -189,6 +194,7 @@ class Feed:
         """Cut this part of the pass into pieces, or take those that a checkpoint left, and prepare to deal them."""
         data, position, per_pass = self._options.data, self.position, self._options.per_pass
         self._pass = position.part // per_pass
+        self._example = int(np.random.SeedSequence([self._options.seed, 3, self._pass]).generate_state(1)[0])
         rows = position.block_rows or self._options.block_rows(self.reader.rows)
         self.reader = SplitReader(self.reader.folder, data.train_split, rows)
         examples = self._dealt.examples

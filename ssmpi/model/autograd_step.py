@@ -18,8 +18,8 @@ Named = Sequence[tuple[str, np.ndarray]]  # views of a vector, by parameter
 
 
 class AutogradStep:
-    """``step(dense, rows, labels)`` as ``executor.CompiledStep``, over float32 ``weights`` and ``gradients``; ``half``:
-    products of wide layers in bfloat16.
+    """``step(dense, rows, labels, first_example)`` as ``executor.CompiledStep``, over float32 ``weights`` and
+    ``gradients``; ``half``: products of wide layers in bfloat16.
     """
 
     def __init__(self, network: Network, weights: Named, gradients: Named, *, half: bool = False) -> None:
@@ -28,10 +28,13 @@ class AutogradStep:
         self._weights = {name: torch.from_numpy(values).requires_grad_() for name, values in weights}
         self._gradients = [torch.from_numpy(values) for _, values in gradients]
 
-    def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, first_example: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Logits float32 (batch,) and gradients of the mean log-loss by ``rows``, like them and contiguous."""
         taken = torch.from_numpy(rows).requires_grad_()
-        logits = reference.logits(self._network, self._weights, torch.from_numpy(dense), taken, half=self._half)
+        given = torch.from_numpy(dense), taken
+        logits = reference.logits(self._network, self._weights, *given, half=self._half, first_example=first_example)
         loss = binary_cross_entropy_with_logits(logits, torch.from_numpy(labels), reduction="sum")
         wanted = (taken, *self._weights.values())
         found = torch.autograd.grad(loss / max(1, len(labels)), wanted, materialize_grads=True)

@@ -21,12 +21,14 @@ from ssmpi.model.step_args import (
     DEFERRED,
     EXAMPLES,
     FIRST,
+    FIRST_EXAMPLE,
     FUNCTIONS,
     GRADIENTS,
     IN_PIECES,
     LAST,
     RELEASE,
     ROWS,
+    SCORING,
     SINGLE,
     TABLE,
     VALUES,
@@ -57,7 +59,7 @@ class Results:
 
 
 class CompiledStep:
-    """``step(dense, rows, labels)`` returns logits and gradients with respect to rows, as
+    """``step(dense, rows, labels, first_example)`` returns logits and gradients with respect to rows, as
     ``ThreadModel.forward_backward``.
 
     Create it on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), in the layout of the
@@ -83,19 +85,21 @@ class CompiledStep:
         self.args = KernelArgs(numbers, (*arrays, channel.addresses, channel.failed, estimates))
         self.results = Results()
 
-    def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, first_example: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The returned arrays are valid until the next call. Some gradients are deferred to ``finish`` or
         ``update``.
         """
         logits, by_rows = self.results.of(rows)
-        run_step(self.args.words, dense, rows, labels, logits, by_rows, True)
+        run_step(self.args.words, dense, rows, labels, logits, by_rows, first_example)
         return logits, by_rows
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""
         self.finish()  # before the values are overwritten
         logits = np.empty(len(dense), np.float32)
-        run_step(self.args.words, dense, rows, logits, logits, rows, False)
+        run_step(self.args.words, dense, rows, logits, logits, rows, SCORING)
         return logits
 
     def finish(self) -> None:
@@ -118,12 +122,13 @@ LEFT, FRESH, COMPLETE = range(3)
 @njit(cache=True, nogil=True)
 def run_step(
     args: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
-    by_rows: np.ndarray, learn: bool,
+    by_rows: np.ndarray, first_example: int,
 ) -> None:  # fmt: skip
     """Run the batch in as few equal pieces of at most PIECE as possible, so that an instruction's output is still in
-    cache when the next one reads it. Without ``learn``, up to the logits. A part that is not at home has no ``labels``;
-    the size of ``logits`` is that of its batch.
+    cache when the next one reads it. ``first_example`` is the number of its first example, or SCORING: then up to the
+    logits. A part that is not at home has no ``labels``; the size of ``logits`` is that of its batch.
     """
+    learn = first_example != SCORING
     values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
     deferred, count = array_at(args, DEFERRED, np.int64), len(logits)
     deferred[LEFT] = 0
@@ -139,6 +144,7 @@ def run_step(
         stop = min(start + size, count)
         n = stop - start
         args[EXAMPLES], args[FIRST], args[LAST] = n, start == 0, stop == count
+        args[FIRST_EXAMPLE] = first_example + start if learn else SCORING
         args[ROWS], args[ROWS + 1] = own[start * width :].ctypes.data, n * width
         args[BY_ROWS], args[BY_ROWS + 1] = by_own[start * width :].ctypes.data, n * width
         kernels.copy(features[start * across : stop * across], values)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ssmpi.model.operators import Form, Operator, exactly
+from ssmpi.model.operators import Form, Operator, equal, exactly
 from ssmpi.model.options import WIDEST
 from ssmpi.runtime.settings import within
 
@@ -17,9 +17,7 @@ class Sum(Operator):
 
     def form(self, *widths: int) -> Form:
         """Any number of inputs of one width."""
-        if len(set(widths)) > 1:
-            raise ValueError(f"its inputs have {', '.join(map(str, widths))} values: they must be equally wide")
-        return Form(widths[0])
+        return Form(equal(widths))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ssmpi.model import field_kernels, kernels, linear, messages, top_k_kernels
+from ssmpi.model import elementwise_kernels, field_kernels, kernels, linear, messages, top_k_kernels
 from ssmpi.model.brgemm import Kernels
 from ssmpi.model.program import (
+    ACTIVATE,
     ADD,
     ADD_A,
     ADD_B,
@@ -24,6 +25,7 @@ from ssmpi.model.program import (
     BY_C,
     COPY,
     DETAIL,
+    DROP,
     FLAGS,
     GATE,
     HALF,
@@ -32,8 +34,11 @@ from ssmpi.model.program import (
     KIND,
     LINEAR,
     MACHINE,
+    MULTIPLY,
+    NORMALIZE,
     OUT,
     OUTPUTS,
+    PRELU,
     RECEIVE,
     RECEIVE_KEPT,
     SCALE,
@@ -133,6 +138,11 @@ FUNCTIONS = {
     ADD_SUMS: (field_kernels.add_sums_forward, field_kernels.add_sums_backward),
     SCALE: (field_kernels.scale_forward, field_kernels.scale_backward),
     MACHINE: (field_kernels.machine_forward, field_kernels.machine_backward),
+    MULTIPLY: (elementwise_kernels.multiply_forward, elementwise_kernels.multiply_backward),
+    NORMALIZE: (elementwise_kernels.normalize_forward, elementwise_kernels.normalize_backward),
+    ACTIVATE: (elementwise_kernels.activate_forward, elementwise_kernels.activate_backward),
+    PRELU: (elementwise_kernels.prelu_forward, elementwise_kernels.prelu_backward),
+    DROP: (elementwise_kernels.drop_forward, elementwise_kernels.drop_backward),
     SEND: (messages.send_forward, messages.send_backward),
     RECEIVE: (messages.receive_forward, messages.receive_backward),
     SEND_KEPT: (messages.send_kept_forward, messages.send_kept_backward),

@@ -3,7 +3,7 @@
     the home                                            a helper
                                                         posts WEIGHTS, what it owns of the operators at home
     takes WEIGHTS into its copies
-    posts BEGIN, the size of its batch                  takes BEGIN
+    posts BEGIN, the size and place of its batch        takes BEGIN
     computes its part, forward and backward             computes its part, forward and backward
     posts STEP: the gradients of its copies,            takes STEP, and puts these gradients beside its own
     and the rate's factor
@@ -38,6 +38,7 @@ from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.protocols import DenseModel, DenseStep
 
 CLOSE = -1  # examples in BEGIN: there are no more
+SIZE_BITS = 31  # of BEGIN hold the size of the batch; those above hold the number of its first example
 
 
 class MemberModel(ThreadModel):
@@ -77,18 +78,18 @@ class HomeModel(MemberModel):
         self._helpers = np.array([begins, list(part.copies.values()), sizes], np.int64).T.copy()
 
     def forward_backward(
-        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, first_example: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """As ``ThreadModel``'s, with the helpers; the gradients of copies are left for ``send_gradients``."""
         assert self._compiled
         logits, by_rows = self._compiled.results.of(rows)
-        _step_at_home(self._words, self._helpers, dense, rows, labels, logits, by_rows)
+        _step_at_home(self._words, self._helpers, dense, rows, labels, logits, by_rows, first_example)
         self.channel.check()
         return logits, by_rows
 
     def begin(self, examples: int) -> None:
         """What ``forward_backward`` does before it computes; for emulations, which wait instead of that."""
-        _begin_step(self._words, self._helpers, examples)
+        _begin_step(self._words, self._helpers, examples, 0)
         self.channel.check()
 
     def send_gradients(self, factor: float) -> None:
@@ -146,7 +147,7 @@ class HelperModel(MemberModel):
 
     def await_batch(self) -> int:
         """The size of the lane's next batch, or CLOSE."""
-        count: int = _await_batch(self._words, self._begin)
+        count: int = _await_batch(self._words, self._begin)[0]
         self.channel.check()
         return count
 
@@ -180,10 +181,10 @@ def _take_weights(args: np.ndarray, helpers: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _begin_step(args: np.ndarray, helpers: np.ndarray, examples: int) -> None:
-    """Take new copies, and tell all helpers the size of the batch."""
+def _begin_step(args: np.ndarray, helpers: np.ndarray, examples: int, first_example: int) -> None:
+    """Take new copies, and tell all helpers the size of the batch, and the number of its first example."""
     _take_weights(args, helpers)
-    mail, number = mail_of(args), np.full(1, examples, np.int64)
+    mail, number = mail_of(args), np.full(1, examples | first_example << SIZE_BITS, np.int64)
     for begin, _, _ in helpers:
         send(mail, begin, number.view(np.float32), FACTOR, False)
 
@@ -191,10 +192,10 @@ def _begin_step(args: np.ndarray, helpers: np.ndarray, examples: int) -> None:
 @njit(cache=True, nogil=True)
 def _step_at_home(
     args: np.ndarray, helpers: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray,
-    logits: np.ndarray, by_rows: np.ndarray,
+    logits: np.ndarray, by_rows: np.ndarray, first_example: int,
 ) -> None:  # fmt: skip
-    _begin_step(args, helpers, len(logits))
-    run_step(args, dense, rows, labels, logits, by_rows, True)
+    _begin_step(args, helpers, len(logits), first_example)
+    run_step(args, dense, rows, labels, logits, by_rows, first_example)
 
 
 @njit(cache=True, nogil=True)
@@ -213,21 +214,23 @@ def _help(args: np.ndarray, begin: int, lent: np.ndarray, message: np.ndarray) -
     """Wait for a batch, however long that takes, compute this part of it, and take the gradients of ``lent`` parameters
     by ``message``: the size of the batch and the rate's factor.
     """
-    count, rows, nothing = _await_batch(args, begin), np.empty((0, 0, 0), np.float32), np.empty(0, np.float32)
+    count, first_example = _await_batch(args, begin)
     if count == CLOSE:
         return CLOSE, 0.0
-    run_step(args, np.empty((0, 0), np.float32), rows, nothing, np.empty(count, np.float32), rows, True)
+    rows, nothing = np.empty((0, 0, 0), np.float32), np.empty(0, np.float32)
+    run_step(args, np.empty((0, 0), np.float32), rows, nothing, np.empty(count, np.float32), rows, first_example)
     return count, _take_gradients(args, begin, lent, message)
 
 
 @njit(cache=True, nogil=True)
-def _await_batch(args: np.ndarray, begin: int) -> int:
-    """The size of the next batch; CLOSE also if a message has failed."""
+def _await_batch(args: np.ndarray, begin: int) -> tuple[int, int]:
+    """The size of the next batch, and the number of its first example; CLOSE also if a message has failed."""
     mail, number = mail_of(args), np.full(1, CLOSE, np.int64)
     patient = Mail(mail.addresses, mail.failed, 0)
     receive(patient, begin, number.view(np.float32), FACTOR, False, False)
-    count: int = number[0]
-    return count
+    if number[0] == CLOSE:
+        return CLOSE, 0
+    return number[0] & ((1 << SIZE_BITS) - 1), number[0] >> SIZE_BITS
 
 
 @njit(cache=True, nogil=True)

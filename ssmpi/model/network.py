@@ -15,13 +15,17 @@ from functools import cached_property
 
 from ssmpi.model.operator_checks import check_fields, check_input, check_names
 from ssmpi.model.operators import (
+    Activation,
     Concat,
     DotInteraction,
+    Dropout,
     Form,
     Gate,
+    LayerNorm,
     Linear,
     Operator,
     Parameter,
+    Product,
     Shape,
     Slice,
     check_kind,
@@ -34,8 +38,9 @@ from ssmpi.runtime.words import counted
 DENSE, ROWS, WEIGHTS = "dense", "rows", "weights"
 
 __all__ = [
-    "DENSE", "ROWS", "WEIGHTS", "Concat", "DotInteraction", "Form", "Gate", "Inputs", "Linear", "Network", "Operator",
-    "Parameter", "Shape", "Slice", "cross", "exactly", "floats_in", "mlp",
+    "DENSE", "ROWS", "WEIGHTS", "Activation", "Concat", "DotInteraction", "Dropout", "Form", "Gate", "Inputs",
+    "LayerNorm", "Linear", "Network", "Operator", "Parameter", "Product", "Shape", "Slice", "cross", "dropped",
+    "exactly", "floats_in", "mlp",
 ]  # fmt: skip
 
 
@@ -54,16 +59,24 @@ class Inputs:
         return {DENSE: self.dense, ROWS: self.tables * self.dim, WEIGHTS: self.tables}
 
 
-def mlp(name: str, source: str, widths: Sequence[int], *, last: str = "relu") -> list[Operator]:
+def mlp(name: str, source: str, widths: Sequence[int], *, last: str = "relu", dropout: float = 0.0) -> list[Operator]:
     """Linear layers with ReLU between them and the activation ``last`` behind the last one; named as in an
-    ``nn.Sequential`` that counts the activations too: ``top.0``, ``top.2``, ...
+    ``nn.Sequential`` that counts the activations too: ``top.0``, ``top.2``, ... With a rate of ``dropout`` that follows
+    every activation.
     """
     layers: list[Operator] = []
     for depth, outputs in enumerate(widths):
         activation = last if depth == len(widths) - 1 else "relu"
         layers.append(Linear(f"{name}.{2 * depth}", (source,), outputs, activation))
+        if activation != "none":
+            layers += dropped(layers[-1].name, dropout)
         source = layers[-1].name
     return layers
+
+
+def dropped(source: str, rate: float) -> list[Operator]:
+    """A ``Dropout`` behind an operator; none at rate 0."""
+    return [Dropout(f"{source}.dropout", (source,), rate)] if rate else []
 
 
 def cross(name: str, source: str, width: int, layers: int, rank: int) -> list[Operator]:
@@ -113,7 +126,7 @@ class Network:
             )
         if not read & {ROWS, WEIGHTS}:
             raise SettingsError(f"network: no operator reads {ROWS!r} or {WEIGHTS!r}")
-        if isinstance(end, Linear) and end.activation != "none":
+        if isinstance(end, (Linear, Activation)) and end.activation != "none":
             activation = end.activation
             raise SettingsError(f"network: ends in {end.name!r} with activation {activation}; a logit has 'none'")
         for operator in self.operators[:-1]:
@@ -178,7 +191,7 @@ class Network:
         lines = []
         for operator in self.operators:
             form, kind = self.forms[operator.name], type(operator).__name__
-            if isinstance(operator, Linear) and operator.activation != "none":
+            if isinstance(operator, (Linear, Activation)) and operator.activation != "none":
                 kind += f" + {operator.activation}"
             sources = ", ".join(f"{name} ({self.widths[name]})" for name in operator.inputs)
             costs = f"{counted(floats_in(form.parameters), 'parameter')}, {counted(form.products, 'product')}"

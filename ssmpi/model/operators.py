@@ -1,4 +1,4 @@
-"""The base class of operators, and the operators of DLRM and DCN v2, which users' files import from ``network``.
+"""The base class of operators, and those of MLPs, cross networks and masks, which users' files import from ``network``.
 ``field_operators`` has those of factorization machines.
 """
 
@@ -11,7 +11,7 @@ from ssmpi.model.options import WIDEST
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.settings import COUNT, within
 
-ACTIVATIONS = ("none", "relu", "sigmoid")
+ACTIVATIONS = ("none", "relu", "sigmoid", "gelu", "silu", "tanh", "prelu")
 
 Shape = tuple[int, ...]
 Parameter = tuple[str, Shape]
@@ -44,6 +44,13 @@ class Operator:
         raise ValueError("it has no method 'form(self, *widths)', which returns its Form(width, parameters, products)")
 
 
+def equal(widths: Shape) -> int:
+    """The width of all inputs; ValueError if they differ."""
+    if len(set(widths)) > 1:
+        raise ValueError(f"its inputs have {', '.join(map(str, widths))} values: they must be equally wide")
+    return widths[0]
+
+
 def exactly(count: int, widths: Shape) -> Shape:
     """``widths``; ValueError unless there are ``count`` inputs."""
     if len(widths) != count:
@@ -53,7 +60,9 @@ def exactly(count: int, widths: Shape) -> Shape:
 
 @dataclass(frozen=True)
 class Linear(Operator):
-    """activation(W x + b): ``weight`` (outputs, inputs) and, with ``bias``, ``bias`` (outputs,)."""
+    """activation(W x + b): ``weight`` (outputs, inputs) and, with ``bias``, ``bias`` (outputs,). ``Activation`` has the
+    activations.
+    """
 
     outputs: int
     activation: str = "none"
@@ -62,11 +71,82 @@ class Linear(Operator):
     def form(self, *widths: int) -> Form:
         """One input of any width."""
         (inputs,) = exactly(1, widths)
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
         within("outputs", self.outputs, 1, WIDEST)
         weight, bias = (f"{self.name}.weight", (self.outputs, inputs)), (f"{self.name}.bias", (self.outputs,))
-        return Form(self.outputs, (weight, bias) if self.bias else (weight,), inputs * self.outputs)
+        slope = slopes(self.name, self.activation, self.outputs)
+        return Form(self.outputs, (weight, *[bias] * self.bias, *slope), inputs * self.outputs)
+
+
+def slopes(name: str, activation: str, width: int) -> tuple[Parameter, ...]:
+    """The parameters of an activation of so many values: for prelu ``slope`` (width,). ValueError if it is none."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    return ((f"{name}.slope", (width,)),) if activation == "prelu" else ()
+
+
+@dataclass(frozen=True)
+class Activation(Operator):
+    """The activation of every value of x, where no ``Linear`` is right before it: x Phi(x) for gelu, x sigmoid(x) for
+    silu; for prelu x where it is positive, otherwise its ``slope`` (width,) times x.
+    """
+
+    activation: str
+
+    def form(self, *widths: int) -> Form:
+        """One input of any width."""
+        (width,) = exactly(1, widths)
+        if self.activation == "none":
+            raise ValueError("activation 'none' changes nothing: leave the operator out")
+        return Form(width, slopes(self.name, self.activation, width), width)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Operator):
+    """(x - mean) / sqrt(variance + 1e-5), times ``scale`` (width,), plus ``shift`` (width,), over all values of an
+    example (Ba et al., arXiv 1607.06450), or over those of each vector (dim,) of x if ``dim`` is not 0.
+    """
+
+    dim: int = 0
+
+    def form(self, *widths: int) -> Form:
+        """One input, whole vectors."""
+        (width,) = exactly(1, widths)
+        within("dim", self.dim, 0, WIDEST)
+        if self.dim and width % self.dim:
+            raise ValueError(f"{self.inputs[0]} has {width} values, not a multiple of dim = {self.dim}")
+        return Form(width, ((f"{self.name}.scale", (width,)), (f"{self.name}.shift", (width,))), 3 * width)
+
+
+@dataclass(frozen=True)
+class Product(Operator):
+    """All inputs multiplied, elementwise."""
+
+    def form(self, *widths: int) -> Form:
+        """Two or more inputs of one width."""
+        if len(widths) < 2:
+            raise ValueError(f"inputs: {len(widths)} given, at least 2 needed")
+        return Form(equal(widths), products=(len(widths) - 1) * widths[0])
+
+
+@dataclass(frozen=True)
+class Dropout(Operator):
+    """In training each value becomes 0 with probability ``rate``, and is otherwise divided by 1 - ``rate`` (Srivastava
+    et al., JMLR 2014); in scoring it stays. What becomes 0 follows from the run's seed, the example and the pass alone.
+    """
+
+    rate: float
+
+    @property
+    def dropped(self) -> int:
+        """The rate in 2^-24."""
+        return int(self.rate * (1 << 24))
+
+    def form(self, *widths: int) -> Form:
+        """One input of any width."""
+        (width,) = exactly(1, widths)
+        if not 0 <= self.rate < 1:
+            raise ValueError(f"rate is at least 0 and less than 1, got {self.rate}")
+        return Form(width, products=width)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.model.field_operators import FieldVectors, FirstOrder
-from ssmpi.model.network import DENSE, Linear, Network, Operator, Shape, floats_in
+from ssmpi.model.network import DENSE, Activation, LayerNorm, Linear, Network, Operator, Shape, floats_in
 
 if TYPE_CHECKING:
     from ssmpi.model.operators import Parameter
 
 FIELDS = 0.01  # of the vectors of dense fields: see ``_drawn``
+SLOPE = 0.25  # of a prelu
 
 
 def by_name(layout: Sequence[Parameter], vector: np.ndarray) -> list[tuple[str, np.ndarray]]:
@@ -77,12 +78,13 @@ class OwnedParameters:
 
 def initial_vector(network: Network, seed: int, means: np.ndarray | None) -> np.ndarray:
     """float32 (parameters,), as facebookresearch/dlrm: weights (m, n) ~ N(0, 2 / (m + n)), biases (m,) ~ N(0, 1 / m).
-    First-order weights start at 0, vectors of dense fields ~ N(0, FIELDS^2). With the ``means`` of the dense features,
+    First-order weights start at 0, vectors of dense fields ~ N(0, FIELDS^2), scales at 1, shifts at 0, slopes at SLOPE,
+    as torch's. With the ``means`` of the dense features,
     float32 (features,), the layers that read them start centered.
     """
     generator = np.random.default_rng([seed, 0])
     found = {
-        name: _drawn(operator, shape, generator)
+        name: _drawn(operator, name, shape, generator)
         for operator in network.operators
         for name, shape in network.forms[operator.name].parameters
     }
@@ -93,9 +95,13 @@ def initial_vector(network: Network, seed: int, means: np.ndarray | None) -> np.
     return np.concatenate([values.ravel() for values in found.values()])
 
 
-def _drawn(operator: Operator, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+def _drawn(operator: Operator, name: str, shape: Shape, generator: np.random.Generator) -> np.ndarray:
     if isinstance(operator, FirstOrder):
         return np.zeros(shape, np.float32)
+    if isinstance(operator, LayerNorm):
+        return np.full(shape, name.endswith(".scale"), np.float32)
+    if isinstance(operator, (Linear, Activation)) and name.endswith(".slope"):
+        return np.full(shape, SLOPE, np.float32)
     spread = np.sqrt(2.0 / sum(shape)) if len(shape) == 2 else np.sqrt(1.0 / shape[0])
     if isinstance(operator, FieldVectors):
         spread = FIELDS

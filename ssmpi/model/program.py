@@ -9,7 +9,7 @@ separate them. A part of a network sends and receives values by mailboxes, and t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,15 +22,21 @@ from ssmpi.model.network import (
     DENSE,
     ROWS,
     WEIGHTS,
+    Activation,
     Concat,
     DotInteraction,
+    Dropout,
     Gate,
+    LayerNorm,
     Linear,
     Network,
+    Operator,
+    Product,
     Slice,
     floats_in,
 )
 from ssmpi.model.onednn_gemm import Layer, copies_of
+from ssmpi.model.operators import ACTIVATIONS
 from ssmpi.model.top_k import Threshold, TopK
 
 ROWS_PLACE = -1
@@ -38,13 +44,13 @@ NOWHERE = -2  # no bias, no second input
 
 # Kinds of instructions: ``instructions`` has their compiled functions.
 LINEAR, INTERACTION, COPY, TOP_K, THRESHOLD, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(11)
-SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT, SLICE = range(11, 16)
+SEND, RECEIVE, SEND_KEPT, RECEIVE_KEPT, SLICE, MULTIPLY, NORMALIZE, ACTIVATE, PRELU, DROP = range(11, 21)
 
 # Columns. A, B and C are the places of inputs. DETAIL depends on the kind: the tables (INTERACTION), the first
-# column of the output (COPY), whether to accumulate (ADD), the floats of a vector (SCALE, MACHINE), the first
-# column to take (SLICE) or that of each row (TAKE; BIAS is then the width of a row), the place of the weight's copies
-# (LINEAR), where the places of an example's kept values are, as int32 (TOP_K, SEND_KEPT, RECEIVE_KEPT), or the
-# threshold is (THRESHOLD).
+# column of the output (COPY), whether to accumulate (ADD), the floats of a vector (SCALE, MACHINE, NORMALIZE), the
+# first column to take (SLICE) or that of each row (TAKE; BIAS is then the width of a row), the place of the weight's
+# copies (LINEAR), where the places of an example's kept values are, as int32 (TOP_K, SEND_KEPT, RECEIVE_KEPT), or the
+# threshold is (THRESHOLD), which activation (ACTIVATE), the rate in 2^-24 (DROP; BIAS is the operator's number).
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 COLUMNS = FLAGS + 1
 KEPT, ESTIMATE = WEIGHT, BIAS  # how many values of an example pass (TOP_K); the row of the estimates (THRESHOLD)
@@ -56,6 +62,12 @@ BY_A, BY_B, BY_C = 4, 8, 16
 ADD_A, ADD_B, ADD_C = 32, 64, 128
 MEASURE = 512  # whether THRESHOLD measures its input
 HALF = 256  # products of a linear layer, or messages, in bfloat16
+
+FUSED = {
+    "none": 0,
+    "relu": RELU,
+    "sigmoid": SIGMOID,
+}  # with the linear layer; others need its output for their gradient
 
 NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so results do not depend on the machine
 
@@ -101,6 +113,11 @@ class Program:
         self.places[name] = self.floats
         self.floats += width
 
+    def _room(self, width: int) -> int:
+        """The place of a value between the instructions of one operator."""
+        self.floats += width
+        return self.floats - width
+
     def _taken_rows(self) -> Iterator[list[int]]:
         """The instructions that separate vectors and weights of the rows, if these have both."""
         rows = self.part.network.rows
@@ -126,8 +143,11 @@ class Program:
             case Receive():
                 yield self._received(item, out)
             case Linear():
-                flag = {"none": 0, "relu": RELU, "sigmoid": SIGMOID}[item.activation]
-                yield self._linear(item.name, places[0], out, (widths[0], width), flag)
+                fused = FUSED.get(item.activation)
+                between = out if fused is not None else self._room(width)
+                yield self._linear(item.name, places[0], between, (widths[0], width), fused or 0)
+                if fused is None:
+                    yield self._activation(item, between, out, width)
             case DotInteraction():
                 yield [INTERACTION, *places, NOWHERE, out, widths[0], width, 0, 0, item.tables, 0]
             case Concat():
@@ -145,11 +165,6 @@ class Program:
                 yield [THRESHOLD, places[0], NOWHERE, NOWHERE, out, width, width, 0, number, least, measured]
             case Slice():
                 yield [SLICE, places[0], NOWHERE, NOWHERE, out, widths[0], width, 0, 0, item.first, 0]
-            case Gate():
-                yield [GATE, *places, out, width, width, 0, 0, 0, 0]
-            case Sum():
-                for number, place in enumerate(places):
-                    yield [ADD, place, NOWHERE, NOWHERE, out, width, width, 0, 0, min(number, 1), 0]
             case FirstOrder():
                 bias = self._starts[f"{item.name}.bias"]
                 if len(places) > 1:
@@ -162,7 +177,40 @@ class Program:
             case FactorizationMachine():
                 yield [MACHINE, places[0], NOWHERE, NOWHERE, out, widths[0], width, 0, 0, item.dim, 0]
             case _:
+                yield from self._elementwise(item, places, out, width)
+
+    def _elementwise(self, item: Operator, places: Sequence[int], out: int, width: int) -> Iterator[list[int]]:
+        """The instructions of an operator whose output is as wide as its inputs."""
+        x = places[0]
+        match item:
+            case Gate():
+                yield [GATE, *places, out, width, width, 0, 0, 0, 0]
+            case Sum():
+                for number, place in enumerate(places):
+                    yield [ADD, place, NOWHERE, NOWHERE, out, width, width, 0, 0, min(number, 1), 0]
+            case Activation():
+                yield self._activation(item, x, out, width)
+            case LayerNorm():
+                scale, shift = (self._starts[f"{item.name}.{name}"] for name in ("scale", "shift"))
+                yield [NORMALIZE, x, NOWHERE, NOWHERE, out, width, width, scale, shift, item.dim or width, 0]
+            case Product():
+                for factor in places[1:-1]:
+                    between = self._room(width)
+                    yield [MULTIPLY, x, factor, NOWHERE, between, width, width, 0, 0, 0, 0]
+                    x = between
+                yield [MULTIPLY, x, places[-1], NOWHERE, out, width, width, 0, 0, 0, 0]
+            case Dropout():
+                number = self.part.network.operators.index(item)
+                yield [DROP, x, NOWHERE, NOWHERE, out, width, width, 0, number, item.dropped, 0]
+            case _:
                 raise NotImplementedError(f"no instruction for {type(item).__name__}")
+
+    def _activation(self, item: Linear | Activation, x: int, out: int, width: int) -> list[int]:
+        """An ACTIVATE or PRELU instruction."""
+        if item.activation == "prelu":
+            return [PRELU, x, NOWHERE, NOWHERE, out, width, width, self._starts[f"{item.name}.slope"], 0, 0, 0]
+        which = ACTIVATIONS.index(item.activation)
+        return [ACTIVATE, x, NOWHERE, NOWHERE, out, width, width, 0, 0, which, 0]
 
     def _sent(self, item: Send, place: int, width: int) -> list[int]:
         """A value at ``place`` leaves, or what of it was kept."""

@@ -5,23 +5,29 @@ one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, reduce
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import gelu, layer_norm, linear, prelu, silu
 
+from ssmpi.model.elementwise_kernels import EPSILON, drop
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
     DENSE,
     ROWS,
     WEIGHTS,
+    Activation,
     Concat,
     DotInteraction,
+    Dropout,
     Gate,
+    LayerNorm,
     Linear,
     Network,
     Operator,
+    Product,
     Slice,
 )
 from ssmpi.model.program import NARROWEST
@@ -33,6 +39,9 @@ ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda values: values,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
+    "gelu": gelu,
+    "silu": silu,
+    "tanh": torch.tanh,
 }
 REMEDY = (
     "'by_torch(self, parameters, *inputs)' is given its parameters by the names that form gives them, without the "
@@ -49,16 +58,18 @@ def _pairs(vectors: int) -> torch.Tensor:
 
 def logits(
     network: Network, parameters: Mapping[str, torch.Tensor], dense: torch.Tensor, rows: torch.Tensor, *,
-    half: bool = False,
+    half: bool = False, first_example: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Logits (batch,) of dense (batch, features) and rows (batch, tables, width), in the precision of what is given;
-    ``half``: operands of wide linear layers are rounded to bfloat16.
+    ``half``: operands of wide linear layers are rounded to bfloat16. In training, the number of the ``first_example``.
     """
     vector = network.rows.vector
     values = {DENSE: dense, ROWS: rows[:, :, :vector].flatten(1), WEIGHTS: rows[:, :, vector:].flatten(1)}
-    for operator in network.operators:
+    for number, operator in enumerate(network.operators):
         inputs = [values[name] for name in operator.inputs]
-        if half and isinstance(operator, Linear) and min(inputs[0].shape[1], operator.outputs) >= NARROWEST:
+        if isinstance(operator, Dropout) and first_example is not None:
+            values[operator.name] = inputs[0] * _kept(operator, number, first_example, inputs[0])
+        elif half and isinstance(operator, Linear) and min(inputs[0].shape[1], operator.outputs) >= NARROWEST:
             values[operator.name] = _linear(operator, parameters, inputs[0], torch.bfloat16).float()
         else:
             values[operator.name] = output(operator, parameters, inputs)
@@ -69,8 +80,24 @@ def _linear(
     operator: Linear, parameters: Mapping[str, torch.Tensor], values: torch.Tensor, kind: torch.dtype
 ) -> torch.Tensor:
     bias = parameters[f"{operator.name}.bias"].to(kind) if operator.bias else None
-    out = linear(values.to(kind), parameters[f"{operator.name}.weight"].to(kind), bias)
-    return ACTIVATION[operator.activation](out)
+    return _activated(
+        operator, parameters, linear(values.to(kind), parameters[f"{operator.name}.weight"].to(kind), bias)
+    )
+
+
+def _activated(
+    operator: Linear | Activation, parameters: Mapping[str, torch.Tensor], values: torch.Tensor
+) -> torch.Tensor:
+    if operator.activation == "prelu":
+        return prelu(values, parameters[f"{operator.name}.slope"].to(values.dtype))
+    return ACTIVATION[operator.activation](values)
+
+
+def _kept(operator: Dropout, number: int, first_example: int, like: torch.Tensor) -> torch.Tensor:
+    """What a dropout multiplies with, (batch, width): 0 where it drops; ``number`` is the operator's."""
+    factors = np.ones(like.shape, np.float32)
+    drop(factors, first_example, number, operator.dropped, factors, False)
+    return torch.from_numpy(factors).to(like.dtype)
 
 
 def _strongest(values: torch.Tensor, kept: int) -> torch.Tensor:
@@ -97,6 +124,16 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
             return inputs[0][:, operator.first : operator.first + operator.columns]
         case Gate():
             return inputs[0] * inputs[1] + inputs[2]
+        case Activation():
+            return _activated(operator, parameters, inputs[0])
+        case LayerNorm():
+            vectors = inputs[0].unflatten(1, (-1, operator.dim or inputs[0].shape[1]))
+            normal = layer_norm(vectors, vectors.shape[2:], eps=EPSILON).flatten(1)
+            return normal * parameters[f"{operator.name}.scale"] + parameters[f"{operator.name}.shift"]
+        case Product():
+            return reduce(torch.mul, inputs)
+        case Dropout():
+            return inputs[0]
         case TopK():
             return _strongest(inputs[0], operator.kept(inputs[0].shape[1]))
         case Sum():

@@ -30,7 +30,7 @@ from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory
 from ssmpi.runtime.optimizer_options import STEP
 from ssmpi.runtime.protocols import DenseModel, DenseOptimizer
 
-Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+Step = Callable[[np.ndarray, np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
 class Replica:
@@ -149,14 +149,14 @@ class ThreadModel:
         return self.weights[: self._owned], self.gradients[: self._owned]
 
     def forward_backward(
-        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, first_example: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """Logits float32 (batch,) before the update and gradients (batch, tables, width) of the mean log-loss by
-        ``rows``.
+        ``rows``; dropout draws by the numbers of the examples, from ``first_example`` on.
 
         The dense gradients are left in ``gradients``. What is returned is valid until the next call.
         """
-        return self._step(dense, rows, labels)
+        return self._step(dense, rows, labels, first_example)
 
     def update(self, optimizer: np.ndarray, factor: float) -> None:
         """Step the weights by an optimizer's arguments, see ``optimizers``; the gradients are used up."""

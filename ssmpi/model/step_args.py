@@ -15,9 +15,10 @@ from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.compiled.kernel_args import array_at
 
 # Numbers: the addresses of BLAS's and oneDNN's functions; how long to wait for messages; of the piece that is computed
-# its examples, whether it is the batch's first one and its last one, and whether there are others; and addresses and
-# sizes of its rows and of their gradients.
-SGEMM, SINGLE, HALVES, RELEASE, LIMIT, EXAMPLES, FIRST, LAST, IN_PIECES, ROWS, BY_ROWS = *range(10), 11
+# its examples, whether it is the batch's first one and its last one, and whether there are others; the number of its
+# first example in training, or SCORING; and addresses and sizes of its rows and of their gradients.
+SGEMM, SINGLE, HALVES, RELEASE, LIMIT, EXAMPLES, FIRST, LAST, IN_PIECES, FIRST_EXAMPLE, ROWS, BY_ROWS = *range(11), 12
+SCORING = -1
 # Arrays.
 COPIES, BUFFER, TABLE, FUNCTIONS, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, ADDRESSES, FAILED, ESTIMATES = range(
     BY_ROWS + 2, BY_ROWS + 2 + 2 * 12, 2

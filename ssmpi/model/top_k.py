@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from ssmpi.model.network import Linear, Network
+from ssmpi.model.network import Activation, Linear, Network
 from ssmpi.model.operators import Form, Operator, exactly
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.settings import suggestion
@@ -113,7 +113,7 @@ def describe(network: Network) -> list[str]:
     for operator in network.operators:
         if isinstance(operator, (TopK, Threshold)):
             source, width = by_name.get(operator.inputs[0]), network.widths[operator.name]
-            relu = isinstance(source, Linear) and source.activation == "relu"
+            relu = isinstance(source, (Linear, Activation)) and source.activation == "relu"
             note = "" if relu else f" ({operator.inputs[0]} has no ReLU: large negative values pass, too)"
             if isinstance(operator, TopK):
                 lines.append(f"{operator.name} keeps {operator.kept(width)} of {width} values{note}")

@@ -6,14 +6,31 @@ Operators of opset 17 (2022) only, in float32. The graph computes a model as it 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ssmpi.model.elementwise_kernels import EPSILON
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
-from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Concat, DotInteraction, Gate, Linear, Network, Operator, Slice
+from ssmpi.model.network import (
+    DENSE,
+    ROWS,
+    WEIGHTS,
+    Activation,
+    Concat,
+    DotInteraction,
+    Dropout,
+    Gate,
+    LayerNorm,
+    Linear,
+    Network,
+    Operator,
+    Product,
+    Slice,
+)
 from ssmpi.model.top_k import Threshold, TopK
 from ssmpi.runtime import user_code
 from ssmpi.runtime.errors import DataError
@@ -21,7 +38,7 @@ from ssmpi.runtime.errors import DataError
 OPSET, IR_VERSION = 17, 8
 PRODUCER = "ssmpi"
 LOGIT, PROBABILITY = "logit", "probability"
-ACTIVATION = {"relu": "Relu", "sigmoid": "Sigmoid"}
+ACTIVATION = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 
 
 class Graph:
@@ -121,16 +138,12 @@ def output(graph: Graph, operator: Operator, inputs: Sequence[str], widths: Sequ
             return graph.node("Concat", *inputs, axis=1)
         case Slice():
             return graph.columns(inputs[0], operator.first, operator.first + operator.columns, axis=1)
-        case Gate():
-            return graph.node("Add", graph.node("Mul", *inputs[:2]), inputs[2])
         case TopK():
             return _strongest(graph, inputs[0], operator.kept(widths[0]))
         case Threshold():
             least = graph.constant(graph.thresholds[operator.name], np.float32)
             small = graph.node("Less", graph.node("Abs", inputs[0]), least)
             return graph.node("Where", small, graph.zeros_like(inputs[0]), inputs[0])
-        case Sum():
-            return graph.node("Sum", *inputs)
         case FirstOrder():
             first = graph.parameter(f"{operator.name}.bias")
             if len(inputs) > 1:
@@ -142,6 +155,24 @@ def output(graph: Graph, operator: Operator, inputs: Sequence[str], widths: Sequ
             return graph.node("Flatten", graph.node("Mul", x, graph.parameter(f"{operator.name}.vectors")), axis=1)
         case FactorizationMachine():
             return _factorization(graph, graph.shaped(inputs[0], widths[0] // operator.dim, operator.dim))
+    return _elementwise(graph, operator, inputs, widths[0])
+
+
+def _elementwise(graph: Graph, operator: Operator, inputs: Sequence[str], width: int) -> str:
+    """Of an operator whose output is as wide as its inputs."""
+    match operator:
+        case Gate():
+            return graph.node("Add", graph.node("Mul", *inputs[:2]), inputs[2])
+        case Sum():
+            return graph.node("Sum", *inputs)
+        case Product():
+            return reduce(lambda x, y: graph.node("Mul", x, y), inputs)
+        case Activation():
+            return _activated(graph, operator, inputs[0])
+        case LayerNorm():
+            return _normalized(graph, operator, inputs[0], width)
+        case Dropout():
+            return inputs[0]
     raise DataError(
         f"operator {operator.name!r}: the ONNX form of {type(operator).__name__} is not written: score with "
         "'ssmpi predict', or export with --format torch"
@@ -151,7 +182,31 @@ def output(graph: Graph, operator: Operator, inputs: Sequence[str], widths: Sequ
 def _linear(graph: Graph, operator: Linear, x: str) -> str:
     names = ["weight", "bias"] if operator.bias else ["weight"]
     out = graph.node("Gemm", x, *(graph.parameter(f"{operator.name}.{name}") for name in names), transB=1)
-    return out if operator.activation == "none" else graph.node(ACTIVATION[operator.activation], out)
+    return _activated(graph, operator, out)
+
+
+def _activated(graph: Graph, operator: Linear | Activation, x: str) -> str:
+    match operator.activation:
+        case "none":
+            return x
+        case "prelu":
+            return graph.node("PRelu", x, graph.parameter(f"{operator.name}.slope"))
+        case "silu":
+            return graph.node("Mul", x, graph.node("Sigmoid", x))
+        case "gelu":
+            wave = graph.node("Erf", graph.node("Mul", x, graph.constant(0.5**0.5, np.float32)))
+            share = graph.node("Add", wave, graph.constant(1.0, np.float32))
+            return graph.node("Mul", graph.node("Mul", x, share), graph.constant(0.5, np.float32))
+        case other:
+            return graph.node(ACTIVATION[other], x)
+
+
+def _normalized(graph: Graph, operator: LayerNorm, x: str, width: int) -> str:
+    dim = operator.dim or width
+    ones, vectors = graph.constant(np.ones(dim), np.float32), graph.shaped(x, width // dim, dim)
+    normal = graph.node("Flatten", graph.node("LayerNormalization", vectors, ones, epsilon=EPSILON), axis=1)
+    scale, shift = (graph.parameter(f"{operator.name}.{name}") for name in ("scale", "shift"))
+    return graph.node("Add", graph.node("Mul", normal, scale), shift)
 
 
 def _pairs(graph: Graph, inputs: Sequence[str], count: int, dim: int) -> str:

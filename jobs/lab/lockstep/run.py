@@ -110,7 +110,8 @@ class LockstepTrainer:
             number, model, lookups, rows_of = worker
             if found := next(rows_of, None):
                 batch, rows = found
-                logits, by_rows = model.forward_backward(batch.dense, rows.values, batch.labels)
+                given = batch.dense, rows.values, batch.labels, batch.first_example
+                logits, by_rows = model.forward_backward(*given)
                 rate_factor = progress.rate_factor()
                 progress.record(number, logits, batch.labels)
                 lookups.push(rows, by_rows, rate_factor)
