@@ -24,6 +24,7 @@ RUNS = (
     ("topology.embedding_ps=0",),
     ("topology.embedding_ps=0", "embedding.prefetch=false", *SGD),
     ("topology.embedding_ps=0", "model.name=deepfm"),
+    ("topology.embedding_ps=0", "model.name=masknet", "model.dropout=0.1"),
     SERVED,
     (*SERVED, *SGD),
     *((*SERVED, f"checkpoint.priority={name}") for name in ("mfu", "ssu")),

@@ -3,7 +3,23 @@
 from hypothesis import strategies as st
 
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
-from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Concat, DotInteraction, Gate, Inputs, Linear, Network, Slice
+from ssmpi.model.network import (
+    DENSE,
+    ROWS,
+    WEIGHTS,
+    Activation,
+    Concat,
+    DotInteraction,
+    Dropout,
+    Gate,
+    Inputs,
+    LayerNorm,
+    Linear,
+    Network,
+    Product,
+    Slice,
+)
+from ssmpi.model.operators import ACTIVATIONS
 from ssmpi.model.places import places_of
 from ssmpi.model.top_k import with_top_k
 
@@ -23,9 +39,21 @@ def networks(draw):
     for number in range(draw(st.integers(0, 6))):
         name, source = f"o{number}", draw(st.sampled_from(sorted(widths)))
         kinds = ["linear", "pairs", "concat", "gate", "sum", "first order", "vectors", "machine", "slice"]
+        kinds += ["product", "norm", "activation", "dropout"]
         match draw(st.sampled_from(kinds)):
+            case "product":
+                fitting = [value for value in widths if widths[value] == widths[source]]
+                add(Product(name, tuple(draw(st.lists(st.sampled_from(fitting), min_size=2, max_size=4)))))
+            case "norm":
+                dims = [dim for dim in range(3, widths[source] + 1) if widths[source] % dim == 0]
+                if dims:  # two values would become 1 and -1, whatever they are
+                    add(LayerNorm(name, (source,), draw(st.sampled_from([0, *dims]))))
+            case "activation":
+                add(Activation(name, (source,), draw(st.sampled_from(ACTIVATIONS[1:]))))
+            case "dropout":
+                add(Dropout(name, (source,), draw(st.sampled_from([0.0, 0.3, 0.9]))))
             case "linear":
-                activation = draw(st.sampled_from(["none", "relu", "sigmoid"]))
+                activation = draw(st.sampled_from(ACTIVATIONS))
                 add(Linear(name, (source,), draw(st.integers(1, 40)), activation, draw(st.booleans())))
             case "pairs":
                 fitting = [value for value in widths if widths[value] == inputs.dim and value != ROWS]

@@ -15,6 +15,14 @@ WIDEST, DEEPEST = 1_000_000, 1000  # outputs of a layer, layers
 LEAST_CUT = 1e-9  # of the learning rates
 
 
+STRUCTURES = ("stacked", "parallel")
+
+
+def one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise SettingsError unless it is one of two."""
+    require(value in choices, f"{name} is {' or '.join(map(repr, choices))}, got {value!r}")
+
+
 def check_layers(name: str, sizes: Sequence[int]) -> None:
     """Raise SettingsError unless an MLP can have layers of these sizes."""
     require(len(sizes) <= DEEPEST, f"{name} lists {len(sizes):,} layers: at most {DEEPEST:,} are possible")
@@ -30,10 +38,13 @@ class DCNv2Options:
     """Number of cross layers."""
     rank: int = 0
     """Rank of the cross layers' matrices; 0: full."""
+    structure: str = "stacked"
+    """``stacked``: the top MLP reads the cross layers' output; ``parallel``: its hidden layers stand beside them."""
 
     def __post_init__(self) -> None:
         within("layers", self.layers, 1, 100)
         within("rank", self.rank, 0, WIDEST)
+        one_of("structure", self.structure, STRUCTURES)
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,92 @@ class DeepFMOptions:
     """The ``[model.deepfm]`` section, for ``model.name = "deepfm"``."""
 
     deep: tuple[int, ...] = (400, 400, 400)
+    """Outputs of each hidden layer of the deep part."""
+
+    def __post_init__(self) -> None:
+        check_layers("deep", self.deep)
+
+
+@dataclass(frozen=True)
+class FinalMLPOptions:
+    """The ``[model.finalmlp]`` section, for ``model.name = "finalmlp"``."""
+
+    mlp1: tuple[int, ...] = (400, 400, 400)
+    """Outputs of each layer of the first MLP."""
+    mlp2: tuple[int, ...] = (1000,)
+    """Outputs of each layer of the second MLP."""
+    heads: int = 1
+    """Parts into which both outputs are cut; part by part they are multiplied with each other."""
+
+    def __post_init__(self) -> None:
+        within("heads", self.heads, 1, WIDEST)
+        for name in ("mlp1", "mlp2"):
+            sizes = getattr(self, name)
+            require(bool(sizes), f"{name} must list sizes, got none")
+            check_layers(name, sizes)
+            require(sizes[-1] % self.heads == 0, f"{name} ends in {sizes[-1]}, which heads = {self.heads} must divide")
+
+
+@dataclass(frozen=True)
+class FinalNetOptions:
+    """The ``[model.finalnet]`` section, for ``model.name = "finalnet"``."""
+
+    block1: tuple[int, ...] = (400, 400)
+    """Outputs of each layer of the first block."""
+    block2: tuple[int, ...] = (400, 400)
+    """Outputs of each layer of the second block; ``[]``: there is one block."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.block1), "block1 must list sizes, got none")
+        check_layers("block1", self.block1)
+        check_layers("block2", self.block2)
+
+
+@dataclass(frozen=True)
+class GDCNOptions:
+    """The ``[model.gdcn]`` section, for ``model.name = "gdcn"``."""
+
+    layers: int = 3
+    """Number of gated cross layers."""
+    deep: tuple[int, ...] = (400, 400, 400)
+    """Outputs of each hidden layer of the deep part."""
+    structure: str = "parallel"
+    """``stacked`` (GDCN-S): the deep part reads the cross layers' output; ``parallel`` (GDCN-P): it stands beside
+    them.
+    """
+
+    def __post_init__(self) -> None:
+        within("layers", self.layers, 1, 100)
+        check_layers("deep", self.deep)
+        one_of("structure", self.structure, STRUCTURES)
+
+
+@dataclass(frozen=True)
+class MaskNetOptions:
+    """The ``[model.masknet]`` section, for ``model.name = "masknet"``."""
+
+    blocks: tuple[int, ...] = (400, 400, 400)
+    """Outputs of each mask block."""
+    structure: str = "serial"
+    """``serial``: each block reads the one before; ``parallel``: all read the embeddings, and an MLP reads them all."""
+    deep: tuple[int, ...] = (400, 400, 400)
+    """Outputs of each hidden layer of the MLP behind parallel blocks."""
+    ratio: float = 2.0
+    """Width of a mask's hidden layer, times that of the mask."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.blocks), "blocks must list sizes, got none")
+        check_layers("blocks", self.blocks)
+        one_of("structure", self.structure, ("serial", "parallel"))
+        check_layers("deep", self.deep)
+        within("ratio", self.ratio, 0.0, 100.0)
+
+
+@dataclass(frozen=True)
+class WideDeepOptions:
+    """The ``[model.wide_deep]`` section, for ``model.name = "wide_deep"``."""
+
+    deep: tuple[int, ...] = (1024, 512, 256)
     """Outputs of each hidden layer of the deep part."""
 
     def __post_init__(self) -> None:
@@ -58,8 +155,8 @@ class ModelOptions:
     }
 
     name: str = "dlrm"
-    """``dlrm``, ``dcn_v2``, ``deepfm``, ``logistic``, or ``FILE.py:FUNCTION``, a network of your own in a file beside
-    the run file.
+    """``dlrm``, ``dcn_v2``, ``deepfm``, ``logistic``, ``finalmlp``, ``finalnet``, ``gdcn``, ``masknet``,
+    ``wide_deep``, or ``FILE.py:FUNCTION``, a network of your own in a file beside the run file.
     """
     precision: str = "fp32"
     """Precision of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state, rows and scores are
@@ -70,15 +167,24 @@ class ModelOptions:
     layer's units start on, or off, for nearly all rows.
     """
     bottom: tuple[int, ...] = (512, 256, 64, 16)
-    """Outputs of each layer of the bottom MLP of built-in networks; not used without dense features."""
+    """Outputs of each layer of the bottom MLP of DLRM and DCN v2; not used without dense features."""
     top: tuple[int, ...] = (512, 256, 1)
-    """Outputs of each layer of the top MLP of built-in networks; the last one is 1."""
+    """Outputs of each layer of the top MLP of DLRM and DCN v2; the last one is 1."""
+    dropout: float = 0.0
+    """Rate of dropout behind each hidden layer of built-in networks, except the bottom MLP: in training this share of
+    its values becomes 0.
+    """
     top_k: tuple[str, ...] = ()
     """Operators and shares, such as ``"bottom.2: 0.95"``: after each of them this share of an example's values becomes
     0, the smallest by magnitude. With ``"bottom.2: 0.95 laplace"`` these are the values below an estimated threshold.
     """
     dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
     deepfm: DeepFMOptions = field(default_factory=DeepFMOptions)
+    finalmlp: FinalMLPOptions = field(default_factory=FinalMLPOptions)
+    finalnet: FinalNetOptions = field(default_factory=FinalNetOptions)
+    gdcn: GDCNOptions = field(default_factory=GDCNOptions)
+    masknet: MaskNetOptions = field(default_factory=MaskNetOptions)
+    wide_deep: WideDeepOptions = field(default_factory=WideDeepOptions)
 
     def __post_init__(self) -> None:
         require(self.precision in ("fp32", "bf16"), f"precision is 'fp32' or 'bf16', got {self.precision!r}")
@@ -86,6 +192,7 @@ class ModelOptions:
         require(bool(self.top) and min(self.top) >= 1, f"top must list positive sizes, got {self.top}")
         check_layers("bottom", self.bottom)
         check_layers("top", self.top)
+        require(0 <= self.dropout < 1, f"dropout must be in [0, 1), got {self.dropout:g}")
         require(self.top[-1] == 1, f"top must end in 1, got {self.top}: one logit per example")
 
 

@@ -21,6 +21,10 @@ from ssmpi.trainer.progress import Progress
 ONE = ("embedding.prefetch=false", "data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
 PAIR = ("topology.trainers=2", "topology.group=2", 'hierarchy.homes="first"')
 STAGES = 'hierarchy.tags=["bottom.*: 1", "*: home"]'
+SMALL_NETWORKS = (
+    "model.deepfm.deep=[32]", "model.finalmlp.mlp1=[16,8]", "model.finalmlp.mlp2=[12]", "model.finalnet.block1=[12]",
+    "model.finalnet.block2=[12]", "model.gdcn.deep=[16,8]", "model.masknet.blocks=[16,8]", "model.wide_deep.deep=[16]",
+)  # fmt: skip
 PAIRS = ("topology.trainers=4", "topology.group=2", "data.batch_size=100", "run.log_seconds=0.01")
 
 # Threads of killed ranks end with what killed them.
@@ -68,6 +72,23 @@ def test_a_group_stopped_anywhere_goes_on_by_other_plans_to_the_same_bits(tmp_pa
     assert_same(run, reference)
     np.testing.assert_array_equal(run.losses(), reference.losses())
     assert "by 2 x 1 thread in groups of 2, 1 embedding PS," in inspect.describe(run.folder, checksums=False)[0]
+
+
+@pytest.mark.parametrize("name", ["finalmlp", *in_soak("finalnet", "gdcn", "masknet", "wide_deep")])
+def test_networks_with_dropout_stopped_anywhere_go_on_in_groups_to_the_same_bits(
+    tmp_path, small_data, stop_after, name
+):
+    """What is dropped depends on the examples alone, not on who trains on them and when."""
+    network = (f"model.name={name}", "model.dropout=0.3", *SMALL_NETWORKS)
+    reference = train_over_threads(tmp_path / "whole", small_data, *ONE, *network)
+    jobs = [
+        (network, 7),
+        ((*network, *PAIR, 'hierarchy.tags=["[vw][ei]*: 0", "*: 1"]'), 30),
+        (network, 31),
+        (network, None),
+    ]
+    run = in_pieces(tmp_path / "cut", small_data, stop_after, jobs)
+    assert_same(run, reference)
 
 
 def test_groups_resume_what_a_trainer_alone_has_saved_and_the_other_way_round(tmp_path, small_data, stop_after):

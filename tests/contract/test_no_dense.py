@@ -6,7 +6,7 @@ from datasets import make_dataset, make_lists_dataset
 from runs import train_over_threads
 from safetensors.numpy import load_file
 from strength import in_soak
-from test_group_runs import ONE, PAIR, assert_same
+from test_group_runs import ONE, PAIR, SMALL_NETWORKS, assert_same
 
 from ssmpi.config import load
 from ssmpi.data.features import Features, ListOptions
@@ -34,11 +34,11 @@ OTHERS = [*((name, "ids") for name in NETWORKS if name != "dcn_v2"), ("dlrm", "l
 
 @pytest.mark.parametrize(
     ("name", "of"),
-    [("dcn_v2", "ids"), ("dlrm", "one"), ("deepfm", "lists"), *in_soak(*OTHERS)],
+    [("dcn_v2", "ids"), ("dlrm", "one"), ("deepfm", "lists"), ("masknet", "lists"), *in_soak(*OTHERS)],
 )
 def test_a_network_without_dense_features_trains_alone_and_in_a_group(tmp_path, data, name, of, capsys):
     """A bottom MLP that would not fit is none."""
-    settings = (*ONE, f"model.name={name}", "model.bottom=[32,5]", "model.deepfm.deep=[32]", "topology.embedding_ps=2")
+    settings = (*ONE, f"model.name={name}", "model.bottom=[32,5]", *SMALL_NETWORKS, "topology.embedding_ps=2")
     run = train_over_threads(tmp_path / "alone", data / of, *settings)
     assert run.result["status"] == "complete"
     assert f"network: {name}" in plan.describe(load(run.folder / "run.toml"))

@@ -19,14 +19,14 @@
                                  ids (batch, 26)
 
 A dense feature is a field as the paper has it: its value times a weight and a vector, which are dense parameters.
-Without dense features the fields are the ids alone. There is no dropout. A factorization machine multiplies rows with
+Without dense features the fields are the ids alone. A factorization machine multiplies rows with
 each other, so row-wise Adagrad needs smaller steps than DLRM's: ``embedding.rate = 0.05`` where that takes 0.15.
 """
 
 from __future__ import annotations
 
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, Sum
-from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
+from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, Operator, mlp
 from ssmpi.model.networks.logistic import first_order
 from ssmpi.model.options import ModelOptions
 
@@ -34,9 +34,19 @@ from ssmpi.model.options import ModelOptions
 def deepfm(options: ModelOptions, inputs: Inputs) -> Network:
     """The network of ``[model.deepfm]``."""
     first = first_order("first", inputs)
-    vectors = [FieldVectors("vectors", (DENSE,), inputs.dim)] if inputs.dense else []
-    fields = Concat("fields", (*(each.name for each in vectors), ROWS))
-    pairs = FactorizationMachine("pairs", (fields.name,), inputs.dim)
-    deep = mlp("deep", fields.name, (*options.deepfm.deep, 1), last="none")
+    vectors = fields(inputs)
+    pairs = FactorizationMachine("pairs", (vectors[-1].name,), inputs.dim)
+    deep = mlp("deep", vectors[-1].name, (*options.deepfm.deep, 1), last="none", dropout=options.dropout)
     logit = Sum("logit", (first.name, pairs.name, deep[-1].name))
-    return Network((first, *vectors, fields, pairs, *deep, logit), inputs)
+    return Network((first, *vectors, pairs, *deep, logit), inputs)
+
+
+def fields(inputs: Inputs) -> list[Operator]:
+    """The last operator has the vectors of all fields: x_i v_i of dense features, those of the rows."""
+    vectors = [FieldVectors("vectors", (DENSE,), inputs.dim)] if inputs.dense else []
+    return [*vectors, Concat("fields", (*(each.name for each in vectors), ROWS))]
+
+
+def fields_width(inputs: Inputs) -> int:
+    """Floats per example of all fields."""
+    return (inputs.dense + inputs.tables) * inputs.dim

@@ -32,7 +32,8 @@ def dlrm(options: ModelOptions, inputs: Inputs) -> Network:
     check_bottom(options, inputs)
     bottom = bottom_mlp(options, inputs)
     pairs = interaction(bottom, inputs)
-    return Network((*bottom, *pairs, *mlp("top", pairs[-1].name, options.top, last="none")), inputs)
+    top = mlp("top", pairs[-1].name, options.top, last="none", dropout=options.dropout)
+    return Network((*bottom, *pairs, *top), inputs)
 
 
 def bottom_mlp(options: ModelOptions, inputs: Inputs) -> list[Operator]:

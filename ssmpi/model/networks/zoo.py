@@ -9,13 +9,28 @@ from ssmpi.model.network import Inputs, Network
 from ssmpi.model.networks.dcn_v2 import dcn_v2
 from ssmpi.model.networks.deepfm import deepfm
 from ssmpi.model.networks.dlrm import dlrm
+from ssmpi.model.networks.finalmlp import finalmlp
+from ssmpi.model.networks.finalnet import finalnet
+from ssmpi.model.networks.gdcn import gdcn
 from ssmpi.model.networks.logistic import logistic
+from ssmpi.model.networks.masknet import masknet
+from ssmpi.model.networks.wide_deep import wide_deep
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.top_k import with_top_k
 from ssmpi.runtime import user_code
 from ssmpi.runtime.errors import SettingsError
 
-NETWORKS = {"dlrm": dlrm, "dcn_v2": dcn_v2, "deepfm": deepfm, "logistic": logistic}
+NETWORKS = {
+    "dlrm": dlrm,
+    "dcn_v2": dcn_v2,
+    "deepfm": deepfm,
+    "logistic": logistic,
+    "finalmlp": finalmlp,
+    "finalnet": finalnet,
+    "gdcn": gdcn,
+    "masknet": masknet,
+    "wide_deep": wide_deep,
+}
 
 
 def network_of(options: ModelOptions, inputs: Inputs) -> Network:

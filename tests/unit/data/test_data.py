@@ -3,6 +3,7 @@
 import re
 import shutil
 from dataclasses import replace
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import h5py
@@ -166,6 +167,30 @@ def test_each_part_of_a_pass_has_blocks_enough_for_all_threads(small_data, per_p
         feed.position = replace(feed.position, waiting=())  # as if trained on
         assert part < per_pass
     assert feed.position.part == per_pass
+
+
+def test_every_example_has_a_number_of_its_own_whoever_trains_on_it(small_data):
+    """By thread or by another cut of the same blocks; other numbers in the next pass, and with another seed."""
+
+    def numbers(seed, a_pass, threads):
+        data = DataOptions(str(small_data), batch_size=16, passes=2)
+        reader = SplitReader(small_data, "train", 64)
+        waiting = tuple(Piece(k, 0, block.rows) for k, block in enumerate(reader.blocks))
+        begin = Deal(0, 0, Position(a_pass, 64, True, (), waiting).for_others(threads, 16))
+        options = FeedOptions(data, Topology(threads=threads), seed, 1, False)
+        feed, found = Feed(options, 0, reader, set(range(9)), begin, ProcessMemory()), {}
+        next(feed.parts())
+        streams = [feed.batches(k, feed.dispatcher.next_block, lambda: False) for k in range(threads)]
+        for batch in chain.from_iterable(zip_longest(*streams)):
+            for k in range(len(batch) if batch else 0):
+                assert batch.first_example + k not in found
+                found[batch.first_example + k] = (*batch.dense[k], *batch.ids[k])
+        assert len(found) == reader.rows
+        return found
+
+    assert numbers(1, 0, 1) == numbers(1, 0, 3)
+    for others in (numbers(1, 1, 1), numbers(2, 0, 1)):
+        assert others.keys() != numbers(1, 0, 1).keys()
 
 
 def dealt(options, order, threads, generator):

@@ -54,10 +54,10 @@ class One:
         return self._optimizer.state()
 
 
-def network_named(name, inputs=None, wide=512, top_k=()):
+def network_named(name, inputs=None, wide=512, top_k=(), dropout=0.0):
     options = ModelOptions(
         name=name, bottom=(wide, 64, 16), top=(wide, 256, 1), top_k=top_k, dcn_v2=DCNv2Options(2, 0),
-        deepfm=DeepFMOptions((wide, 300)),
+        deepfm=DeepFMOptions((wide, 300)), dropout=dropout,
     )  # fmt: skip
     return network_of(options, inputs or Inputs(13, 8, 16))
 
@@ -67,7 +67,7 @@ def places_by_plan(plan, network, group):
 
 
 def batches_of(network, sizes):
-    return [example(network, size, seed) for seed, size in enumerate(sizes)]
+    return [(*example(network, size, seed), (1 << 31) - 40 + seed * 5_000) for seed, size in enumerate(sizes)]
 
 
 def read_once(group):
@@ -109,6 +109,17 @@ def test_a_lane_is_one_trainer(name, group, optimizer, plan):
     exact = exact and brgemm.kernels("fp32")
     batches = batches_of(network, [128, 128, 2048, 2048, 700, 77])
     assert_same(lane, One(network, options=OPTIONS[optimizer]), batches, 0 if exact else 1e-5)
+
+
+@pytest.mark.skipif(not brgemm.kernels("fp32"), reason="MKL adds up by addresses")
+@pytest.mark.parametrize("name", ["dlrm", "masknet", "gdcn", "finalnet"])
+def test_a_lane_with_dropout_is_one_trainer(name):
+    """To the bit: whoever drops knows the numbers of the examples, far beyond 31 bits."""
+    network = network_named(name, dropout=0.3)
+    lane = Group(network, places_of(["*: 0"], network, 1), 0)
+    assert_same(lane, One(network), batches_of(network, [128, 700, 77, 5]), 0)
+    lane = Group(network, places_of(["*: 1"], network, 2), 0)
+    assert_same(lane, One(network), batches_of(network, [128, 700, 77, 5]), 0)
 
 
 def test_all_kernels_of_lanes_are_loaded_before_the_first_step(monkeypatch):

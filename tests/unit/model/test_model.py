@@ -176,14 +176,13 @@ def test_weights_of_another_model_are_refused(tmp_path):
         replica().load(tmp_path / "dense.h5")
 
 
-def autograd(network, vector, dense, rows, labels, kind=torch.float64):
+def autograd(network, vector, dense, rows, labels, kind=torch.float64, first_example=None):
     """Logits, gradients by rows and by the vector, by torch."""
     flat, leaf = (torch.from_numpy(values).to(kind).requires_grad_() for values in (vector, rows))
     sizes = [int(np.prod(shape)) for _, shape in network.layout]
     parts = zip(network.layout, flat.split(sizes), strict=True)
-    logits = reference.logits(
-        network, {name: part.view(shape) for (name, shape), part in parts}, torch.from_numpy(dense).to(kind), leaf
-    )
+    named, dense = {name: part.view(shape) for (name, shape), part in parts}, torch.from_numpy(dense).to(kind)
+    logits = reference.logits(network, named, dense, leaf, first_example=first_example)
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels).to(logits.dtype))
     by_rows, by_vector = torch.autograd.grad(loss, [leaf, flat])
     return logits.detach().float().numpy(), by_rows.numpy(), by_vector.numpy()

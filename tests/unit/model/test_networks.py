@@ -1,6 +1,9 @@
 """Networks as values: shapes, the compiled program and torch's operators against autograd in float64."""
 
+from dataclasses import replace
+
 import numpy as np
+import paper_networks
 import pytest
 from drawn_networks import networks
 from hypothesis import given
@@ -16,13 +19,17 @@ from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, Firs
 from ssmpi.model.network import (
     DENSE,
     ROWS,
+    Activation,
     Concat,
     DotInteraction,
+    Dropout,
     Gate,
     Inputs,
+    LayerNorm,
     Linear,
     Network,
     Operator,
+    Product,
     Slice,
     cross,
     mlp,
@@ -49,7 +56,7 @@ def assert_gradients(network, batch):
     """Of the step of this processor, of the compiled one with BLAS's products, and of torch's operators."""
     model, arrays = Replica(network, "fp32", seed=3).thread_model(), example(network, batch)
     model.weights += np.float32(0.05)  # first-order weights begin at 0
-    expected = autograd(network, model.weights, *arrays)
+    expected, scores = (autograd(network, model.weights, *arrays, first_example=first) for first in (7, None))
     if not batch:  # whose mean loss is none
         expected = tuple(np.zeros_like(values) for values in expected)
     by_blas, by_torch = np.zeros_like(model.weights), np.zeros_like(model.weights)
@@ -59,10 +66,10 @@ def assert_gradients(network, batch):
         (AutogradStep(network, *(by_name(network.layout, a) for a in (model.weights, by_torch))), lambda: by_torch),
     )
     for step, gradients in steps:
-        logits, by_rows = step(*arrays)
+        logits, by_rows = step(*arrays, 7)
         for found, wanted in zip((logits, by_rows, gradients()), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5)
-    np.testing.assert_allclose(model.score(*arrays[:2]), expected[0], rtol=1e-3, atol=2e-5)
+    np.testing.assert_allclose(model.score(*arrays[:2]), scores[0], rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 70])
@@ -81,21 +88,18 @@ def test_any_network_has_the_gradients_of_autograd(network, batch):
     assert_gradients(network, batch)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("name", paper_networks.NETWORKS)
 @pytest.mark.parametrize("batch", [1, 128, 2 * PIECE + 77])
-def test_shipped_networks_have_the_gradients_of_autograd(name, rank, batch):
-    options = ModelOptions(
-        name=name, bottom=(24, 4), top=(16, 1), dcn_v2=DCNv2Options(2, rank), deepfm=DeepFMOptions((24, 16))
-    )
+def test_shipped_networks_have_the_gradients_of_autograd(name, batch):
+    options = replace(paper_networks.NETWORKS[name], dropout=0.2 if batch == 128 else 0.0)
     assert_gradients(network_of(options, INPUTS), batch)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", paper_networks.NETWORKS)
 @pytest.mark.parametrize("tables", [1, 2, 5])
 @pytest.mark.parametrize("batch", [7, PIECE + 77])
 def test_shipped_networks_without_dense_features_have_the_gradients_of_autograd(name, tables, batch):
-    options = ModelOptions(name=name, bottom=(24, 9), top=(16, 1), deepfm=DeepFMOptions((24, 16)))  # no bottom is built
+    options = replace(paper_networks.NETWORKS[name], bottom=(24, 9))  # no bottom is built
     assert_gradients(network_of(options, Inputs(0, tables, 4)), batch)
 
 
@@ -205,7 +209,7 @@ def test_bfloat16_is_near(name, dense):
     expected = autograd(network, model.weights, *arrays)
     for found, wanted in zip((*model.forward_backward(*arrays), model.gradients), expected, strict=True):
         least = 0 if name == "logistic" else 1e-5
-        assert least < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.1
+        assert least < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.12
 
 
 def test_layers_are_named_and_laid_out_as_they_were():
@@ -292,7 +296,7 @@ def test_what_does_not_fit_is_named():
     )
     refused([Linear(DENSE, (ROWS,), 2), out], "operator 'dense' .*: another operator or an input has its name")
     refused([Linear("a", (ROWS,), 0), out], "operator 'a' .*: outputs must be at least 1, got 0")
-    refused([Linear("a", (ROWS,), 2, "tanh"), out], "activation is one of none, relu, sigmoid, got 'tanh'")
+    refused([Linear("a", (ROWS,), 2, "elu"), out], "activation is one of none, relu, .*, prelu, got 'elu'")
     refused([DotInteraction("a", (DENSE, ROWS), 3), out], "dense has 5 values, a row 4")
     refused([Gate("a", (DENSE, DENSE, ROWS)), out], "its inputs have 5, 5 and 12 values")
     refused([Linear("a", (DENSE,), 2), out], "no operator reads 'a'")
@@ -309,6 +313,13 @@ def test_what_does_not_fit_is_named():
     refused([FirstOrder("a", (ROWS, ROWS, ROWS)), out], "inputs: 3 given, 2 needed")
     refused([DotInteraction("a", (ROWS,), 3), out], "inputs: 1 given, 2 needed")
     refused([Gate("a", (ROWS, ROWS)), out], "inputs: 2 given, 3 needed")
+    refused([Product("a", (ROWS,)), out], "inputs: 1 given, at least 2 needed")
+    refused([Product("a", (ROWS, DENSE)), out], "its inputs have 12, 5 values")
+    refused([LayerNorm("a", (ROWS,), 5), out], "rows has 12 values, not a multiple of dim = 5")
+    refused([Activation("a", (ROWS,), "swish"), out], "activation is one of none, relu, .*, got 'swish'")
+    refused([Activation("a", (ROWS,), "none"), out], "activation 'none' changes nothing: leave the operator out")
+    refused([Dropout("a", (ROWS,), 1.0), out], "rate is at least 0 and less than 1, got 1.0")
+    refused([Linear("a", (ROWS,), 1), Activation("b", ("a",), "relu")], "ends in 'b' with activation relu")
     refused([Slice("a", (ROWS,), 12, 1)], r"operator 'a' \(Slice\): first must be at most 11, got 12")
     refused([Slice("a", (ROWS,), 9, 4)], r"operator 'a' \(Slice\): columns must be at most 3, got 4")
 

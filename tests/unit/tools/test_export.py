@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from own_network import NAMED, write_own
+from paper_networks import PAPERS
 from runs import train_over_threads
 from safetensors.numpy import load_file
 from strength import in_soak
@@ -180,13 +181,22 @@ def own(state, dense, vectors, weights):
         (deepfm, "model.name=deepfm"),
         (logistic, "model.name=logistic"),
         (own, NAMED),
+        (PAPERS["masknet"], "model.name=masknet"),
+        *in_soak(*((PAPERS[name], f"model.name={name}") for name in ("finalmlp", "finalnet", "gdcn", "wide_deep"))),
     ],
 )  # fmt: skip
 def test_other_networks_are_exported_by_the_names_of_their_operators(
     small_data, tmp_path, alone, capsys, network, setting
 ):
     write_own(tmp_path)
-    small = ("model.deepfm.deep=[8]", "data.batch_size=600", "embedding.rate=0.02", "topology.embedding_ps=0")
+    small = (
+        "model.deepfm.deep=[8]",
+        "model.masknet.blocks=[16,8]",
+        "model.gdcn.layers=2",
+        "data.batch_size=600",
+        "embedding.rate=0.02",
+        "topology.embedding_ps=0",
+    )
     run = train_over_threads(tmp_path, small_data, setting, *small).folder
     assert export(run, "torch", tmp_path / "exported") == 0
     assert "facebookresearch/dlrm has no such network: its tensors are named as" in capsys.readouterr().out

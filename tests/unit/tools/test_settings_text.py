@@ -25,7 +25,7 @@ def test_a_section_is_shown_with_those_in_it():
     ("word", "some"),
     [
         ("embedding.dynamic.keys", ["embedding.dynamic.keys"]),
-        ("hidden layer", ["model.deepfm.deep"]),  # in its meaning
+        ("layers' matrices", ["model.dcn_v2.rank"]),  # in its meaning
         ("partition", ["slurm.partition"]),  # of a site file
         ("Data.Folder", ["data.folder"]),
     ],
