@@ -138,7 +138,7 @@ class WaitingModel:
         self._rows = np.empty((0, 0, 0), np.float32)
 
     def forward_backward(
-        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, first_example: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """Wait, then return logits of 0 (batch,) and constant gradients of rows (batch, features, dim)."""
         if self._rows.shape != rows.shape:

@@ -105,9 +105,9 @@ class Recorded:
         self.batches, self.steps = [], 0
         forward_backward, step = ThreadModel.forward_backward, ReplicaOptimizer.step
 
-        def of_batch(model, dense, rows, labels):
+        def of_batch(model, dense, rows, labels, first_example):
             self.batches.append((dense.copy(), rows.copy(), labels.copy()))
-            return forward_backward(model, dense, rows, labels)
+            return forward_backward(model, dense, rows, labels, first_example)
 
         def of_gradients(optimizer, model, factor):
             self.steps += 1

@@ -56,13 +56,13 @@ def watched(monkeypatch):
 
     watched, forward_backward = Watched(), ThreadModel.forward_backward
 
-    def watching(model, dense, rows, labels):
+    def watching(model, dense, *others):
         if not dense.any():  # made up to warm up
-            return forward_backward(model, dense, rows, labels)
+            return forward_backward(model, dense, *others)
         watched.rows.update(row.tobytes() for row in dense)
         if next(watched._batches) == watched.stop_at:
             watched.stopping = True
-        return forward_backward(model, dense, rows, labels)
+        return forward_backward(model, dense, *others)
 
     monkeypatch.setattr(ThreadModel, "forward_backward", watching)
     monkeypatch.setattr(trainer, "stop_requested", lambda: watched.stopping)

@@ -42,9 +42,9 @@ def seen(monkeypatch):
         found.extend(("scored", row.tobytes()) for row in dense)
         return score(model, dense, rows)
 
-    def training(model, dense, rows, labels):
+    def training(model, dense, *others):
         found.extend(("trained", row.tobytes()) for row in dense)
-        return step(model, dense, rows, labels)
+        return step(model, dense, *others)
 
     monkeypatch.setattr(ThreadModel, "score", scoring)
     monkeypatch.setattr(ThreadModel, "forward_backward", training)
@@ -104,9 +104,9 @@ def test_stopped_anywhere_every_part_is_scored_once(tmp_path, data, monkeypatch)
     whole, stop = train_over_threads(tmp_path / "whole", data, *PARTS), {"now": False}
     count, step = itertools.count(1), ThreadModel.forward_backward
 
-    def training(model, dense, rows, labels):
+    def training(model, dense, *others):
         stop["now"] = next(count) in stop.get("at", ())
-        return step(model, dense, rows, labels)
+        return step(model, dense, *others)
 
     monkeypatch.setattr(ThreadModel, "forward_backward", training)
     monkeypatch.setattr(build_trainer, "compile_kernels", lambda *_, **__: None)
