@@ -34,17 +34,21 @@ def initial_tables(seed, cardinalities, dim):
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with one accumulator per row, to which the mean square of the row's gradient is added."""
+    """Adagrad with one accumulator per row, to which the mean square of the row's gradient is added. Whole tables may
+    ``decay``.
+    """
 
-    def __init__(self, tables, rate, epsilon, initial=0.0):
+    def __init__(self, tables, rate, epsilon, initial=0.0, decay=0.0):
         super().__init__(tables, {"lr": rate})
+        self.decay = decay
         self.epsilon, self.sums = epsilon, [torch.full((len(table),), initial) for table in tables]
 
     def step(self):
         (group,) = self.param_groups
         for table, sums in zip(group["params"], self.sums, strict=True):
-            sums += table.grad.square().mean(dim=1)
-            table.data -= group["lr"] * table.grad / (sums.sqrt() + self.epsilon)[:, None]
+            gradient = table.grad + self.decay * table.data
+            sums += gradient.square().mean(dim=1)
+            table.data -= group["lr"] * gradient / (sums.sqrt() + self.epsilon)[:, None]
 
 
 class LazyAdam(torch.optim.Optimizer):
@@ -264,9 +268,16 @@ def train_plainly(config, cardinalities, batches, before=lambda number, model, s
     tables = [table.weight for table in model.tables]
     if mine.optimizer == "sgd":
         dense = torch.optim.SGD(model.dense_parameters, mine.rate)
-        sparse = torch.optim.SGD(tables, theirs.rate)
+        sparse = torch.optim.SGD(tables, theirs.rate, weight_decay=theirs.table_decay)
     elif mine.optimizer == "adam":
         dense = torch.optim.Adam(model.dense_parameters, mine.rate, (mine.beta1, mine.beta2), mine.epsilon)
+        if theirs.table_decay:
+            kind, betas = (
+                torch.optim.AdamW if theirs.optimizer == "adamw" else torch.optim.Adam,
+                (theirs.beta1, theirs.beta2),
+            )
+            steps = kind(tables, theirs.rate, betas, theirs.epsilon, weight_decay=theirs.table_decay)
+            return model, model.train_on(batches, (dense, steps), config.schedule, before)
         sparse = LazyAdam(tables, theirs, rowwise=theirs.optimizer == "partial_rowwise_adam")
         for table in model.tables:
             table.sparse = True
@@ -274,5 +285,5 @@ def train_plainly(config, cardinalities, batches, before=lambda number, model, s
         dense = torch.optim.Adagrad(
             model.dense_parameters, mine.rate, initial_accumulator_value=mine.initial_state, eps=mine.epsilon
         )
-        sparse = RowwiseAdagrad(tables, theirs.rate, theirs.epsilon, theirs.initial_state)
+        sparse = RowwiseAdagrad(tables, theirs.rate, theirs.epsilon, theirs.initial_state, theirs.table_decay)
     return model, model.train_on(batches, (dense, sparse), config.schedule, before)

@@ -202,11 +202,9 @@ def ids_of(rows: np.ndarray, server: int, servers: int, out: np.ndarray) -> None
 
 
 @njit(cache=True, nogil=True)
-def gather_keys(weights: np.ndarray, rows: np.ndarray, asked: np.ndarray, bases: np.ndarray, out: np.ndarray) -> None:
-    """Copy the ``rows`` of what is ``asked``, counted from the bases of their tables, to ``out`` float32 (>= n, width);
-    where there is none, the table's first.
+def places_of(rows: np.ndarray, asked: np.ndarray, bases: np.ndarray, out: np.ndarray) -> None:
+    """Write where the ``rows`` of what is ``asked``, counted from the bases of their tables, lie among all rows to
+    ``out`` int32 (n,); the table's first, where there is none.
     """
     for i in range(rows.size):
-        r = bases[asked[i, 1]] + max(rows[i], 0)
-        for j in range(weights.shape[1]):
-            out[i, j] = weights[r, j]
+        out[i] = bases[asked[i, 1]] + max(rows[i], 0)

@@ -136,7 +136,7 @@ class Lookups:
         self._room = room = Room(max(len(ids), self._room.batch), max(count, self._room.ids, 1))
         buffers, mapped = LookupBuffers(room.ids, width), tables.mapped
         pooled = None
-        if isinstance(ids, Bags) and not all_mapped(placement, mapped):
+        if isinstance(ids, Bags) and not (tables.all_mapped or all_mapped(placement, mapped)):
             chosen = pooled_tables(placement, tables.options, ids)
             pooled = chosen if chosen.any() else None
         self._lookups = cycle([Lookup(room, placement, width, buffers, mapped, pooled) for _ in range(2)])

@@ -256,13 +256,14 @@ class KeyedTables(dict[int, KeyedTable]):
         admission_kernels.ids_of(rows, *self._own, out)
         return out
 
-    def read(self, asked: np.ndarray, weights: np.ndarray, values: np.ndarray, ids: np.ndarray) -> None:
-        """Write the same to ``ids``, and the rows of the keys among the PS's ``weights`` to ``values`` float32
-        (n, width), anything where the shared row serves.
+    def read(self, asked: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Write the same to ``ids``; the rows of the keys among all of the PS, int32 (n,), any of their table where the
+        shared row serves.
         """
-        rows = resolve(self._tables, self._words, asked)
+        rows, places = resolve(self._tables, self._words, asked), np.empty(len(asked), np.int32)
         admission_kernels.ids_of(rows, *self._own, ids)
-        admission_kernels.gather_keys(weights, rows, asked, self._bases, values)
+        admission_kernels.places_of(rows, asked, self._bases, places)
+        return places
 
     def sweep(self, samples: int) -> np.ndarray:
         """Training pauses after so many ``samples``: the counts of each, int64 (tables, 7), in the order of

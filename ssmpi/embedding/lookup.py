@@ -196,6 +196,11 @@ class Lookup:
         return self._pooling.pushes(self.rows, gradients) if self._pooling else {}
 
     @property
+    def pools(self) -> bool:
+        """Whether PSs pool some of its bags."""
+        return self._pooling is not None
+
+    @property
     def parts(self) -> list[slice]:
         """The slice of the unique rows that belongs to each PS."""
         return [slice(start, stop) for start, stop in itertools.pairwise(self.starts.tolist())]

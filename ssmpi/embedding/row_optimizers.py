@@ -1,7 +1,8 @@
 """The optimizers of rows, by name. An optimizer is a class with the state of a row and its initial value, a line in
 ``ROW_OPTIMIZERS``, and a line in ``update``, which compiled code calls.
 
-The names are FBGEMM's. Only rows that are looked up move: their gradients, their state, and their decay.
+The names are FBGEMM's. Only rows that are looked up move: their gradients, their state, and their decay. With
+``table_decay`` all rows take every step of their table, which is lazy too: see that module.
 
 Adam of rows (Kingma and Ba, ICLR 2015), lazy: a step is one of the rows that were looked up, and leaves all others
 as they are. So the means of a row are over its own gradients, and their bias is corrected by the number of its own
@@ -21,7 +22,17 @@ import numpy as np
 from ssmpi.runtime import optimizer_options
 from ssmpi.runtime.compiled.cache_lines import ask_for_row
 from ssmpi.runtime.compiled.jit import njit
-from ssmpi.runtime.optimizer_options import BETA1, BETA2, DECAY, EPSILON, KIND, RATE, SHRINK, OptimizerOptions
+from ssmpi.runtime.optimizer_options import (
+    BETA1,
+    BETA2,
+    DECAY,
+    DECOUPLED,
+    EPSILON,
+    KIND,
+    RATE,
+    SHRINK,
+    OptimizerOptions,
+)
 from ssmpi.runtime.row_layout import RowLayout
 
 
@@ -32,8 +43,12 @@ class RowOptions(OptimizerOptions, Protocol):
     def clip_value(self) -> float:
         """The most that an entry of a row's gradient may be, either way; 0 for any."""
 
+    @property
+    def table_decay(self) -> float:
+        """As ``weight_decay``, in every step of a row's table."""
 
-CLIP, VECTOR = SHRINK + 1, SHRINK + 2  # further places in an optimizer's numbers
+
+CLIP, VECTOR, TABLE_DECAY = range(SHRINK + 1, SHRINK + 4)  # further places in an optimizer's numbers
 
 
 class RowOptimizer:
@@ -47,7 +62,8 @@ class RowOptimizer:
 
     def __init__(self, options: RowOptions, layout: RowLayout) -> None:
         common = optimizer_options.numbers(self.kind, options)
-        self.numbers = np.array([*common, options.clip_value, layout.vector])
+        self.numbers = np.array([*common, options.clip_value, layout.vector, options.table_decay])
+        self.numbers[SHRINK if options.optimizer == DECOUPLED else DECAY] += options.table_decay  # of a row's own step
 
 
 class RowSGD(RowOptimizer):

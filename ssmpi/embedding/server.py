@@ -41,6 +41,7 @@ class EmbeddingServer:
         counts: bytes | None = None, applied: AppliedPushes | None = None,
     ) -> None:  # fmt: skip
         self.arena, self._service, self._saver, self._address = arena, service, saver, address
+        arena.begin_clocks()
         self._counts, self._applied = counts, applied or AppliedPushes()
         self.samples, self.checkpoint = -1, 0
         self.keys = b""
@@ -73,13 +74,13 @@ class EmbeddingServer:
             bags = len(asked.bags.ends) - 1
         buffer = self._service.buffer(4 * (single + bags + spare_rows(keys, width)) * width)
         values = buffer.view(np.float32).reshape(-1, width)
-        kernels.gather(arena.weights, asked.rows, values)
+        arena.read(asked.rows, values)
         if asked.bags:
-            kernels.pool(arena.weights, *asked.bags, values[single : single + bags])
+            arena.pool(asked.bags, values[single : single + bags])
         if keys:
             edge = 4 * (single + bags + keys) * width
             ids = buffer[edge : edge + 4 * keys].view(np.int32)
-            arena.keyed.read(asked.keys, arena.weights, values[single + bags :], ids)
+            arena.read(arena.keyed.read(asked.keys, ids), values[single + bags :])
         self._service.reply(source, thread, buffer)
 
     def _push(self, source: int, thread: int, payload: np.ndarray) -> None:
@@ -124,7 +125,9 @@ class EmbeddingServer:
         self._reply(source, thread, self.arena.keyed.find(payload.view(np.int64).reshape(-1, 3)))
 
     def _sweep(self, source: int, thread: int, payload: np.ndarray) -> None:
-        self._reply(source, thread, self.arena.keyed.sweep(int(payload.view(np.int64)[0])))
+        counts = self.arena.keyed.sweep(int(payload.view(np.int64)[0]))
+        self.arena.settle()
+        self._reply(source, thread, counts)
 
     def _reply(self, source: int, thread: int, values: np.ndarray) -> None:
         buffer = self._service.buffer(values.nbytes)

@@ -83,7 +83,7 @@ class RemoteShard:
         self, addresses: Sequence[str], scope: Scope, layout: KeyMemory, options: RowOptions, tracking: Tracking
     ) -> None:
         """Map rows, counts of accesses and maps of keys from these addresses."""
-        rows = RowArray(options, attach(addresses[0], scope.rows * options.row_bytes), scope.rows)
+        rows = RowArray(options, attach(addresses[0], options.bytes_for(scope.rows)), scope.rows)
         if tracking.counts:
             rows.set_observer(tracking.over(scope, attach(addresses[1], tracking.bytes_for(scope))).observe)
         memory = attach(addresses[2], layout.size)
@@ -152,6 +152,7 @@ class Tables:
         self.sent, self.tracking = sent or SentPushes(servers=len(shards)), tracking
         self._waiting, self._traffic = waiting or WaitOptions(), shards[0].traffic
         self.all_mapped = all(shard.rows for shard in shards)
+        self._decays = options.settings.table_decay > 0
         self._in_flight: defaultdict[int, deque[list[MPIRequest]]] = defaultdict(deque)  # by thread
         self._statuses: dict[int, tuple[list[MPIRequest], np.ndarray, np.ndarray]] = {}  # by shard
         self._outcomes: dict[int, dict[str, Any]] = {}  # of a save, by shard
@@ -160,9 +161,10 @@ class Tables:
     @property
     def mapped(self) -> list[np.ndarray]:
         """Weights and optimizer state of each shard in turn, empty arrays if they are not mapped: a lookup fetches and
-        updates those where they lie.
+        updates those where they lie. Of tables that decay it leaves that to ``ask`` and ``update``.
         """
-        pairs = ((s.rows.weights, s.rows.state) if s.rows else (UNMAPPED, UNMAPPED) for s in self.shards)
+        rows = (None if self._decays else shard.rows for shard in self.shards)
+        pairs = ((each.weights, each.state) if each else (UNMAPPED, UNMAPPED) for each in rows)
         return [array for pair in pairs for array in pair]
 
     @property
@@ -182,11 +184,15 @@ class Tables:
         return answers
 
     def ask(self, lookup: Lookup, thread: int) -> None:
-        """Send a PULL to each PS whose rows are not mapped; replies are received where the lookup wants them."""
+        """Send a PULL to each PS whose rows are not mapped; replies are received where the lookup wants them. Mapped
+        rows of tables that decay are read now, unless the PSs pool.
+        """
         lookup.requests = []
         for index, (rows, shard) in enumerate(zip(lookup.parts, self.shards, strict=True)):
-            if shard.rows:
+            if shard.rows and not (self._decays and lookup.pools):
                 self._traffic.add_rows(rows.stop - rows.start)
+                if self._decays:
+                    shard.rows.read(lookup.rows[rows], lookup.unique[rows])
             elif rows.start < rows.stop:
                 lookup.requests += shard.send(wire.PULL, *lookup.request(index), thread, Link.EMBEDDING_PULL)
 
@@ -200,7 +206,7 @@ class Tables:
         """Apply gradients float32 (batch, features, width) of ``lookup.values`` at ``factor`` times the learning rate,
         as ``update`` does. If all rows are mapped, one compiled call sums them by row and updates.
         """
-        if not self.all_mapped:
+        if self._decays or not self.all_mapped:
             self._update(lookup, lookup.summed(gradients), factor, thread, lookup.pushed_bags(gradients))
             return
         lookup.push(gradients, self.options.optimizer.numbers, factor)
@@ -213,7 +219,7 @@ class Tables:
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply gradients float32 (rows, width) of unique rows: in place, or by a message to each PS without waiting;
-        those of at most ``pushes_in_flight`` batches are in flight.
+        those of at most ``pushes_in_flight`` batches are in flight. It is a step of all tables that decay.
         """
         self._update(lookup, gradients, factor, thread, {})
 
@@ -231,7 +237,7 @@ class Tables:
             if shard.rows:
                 shard.rows.update(lookup.rows[rows], gradients[rows], factor, None if times is None else times[rows])
                 self._traffic.add_rows(rows.stop - rows.start)
-            elif rows.start < rows.stop:
+            elif rows.start < rows.stop or self._decays:
                 single, bags = pooled.get(index, (rows, None))
                 counted = None if times is None else times[single]
                 message = wire.push(factor, lookup.rows[single], gradients[single], counted, bags)
@@ -255,14 +261,14 @@ class Tables:
             self.sent.compare(index, int(whose), int(applied))
 
     def sweep(self, samples: int) -> list[KeyCounts]:
-        """While nothing is in flight and no trainer looks up keys: let keyed tables free rows, after so many
-        ``samples`` of all trainers; what each of them holds.
+        """While nothing is in flight and no trainer looks up rows: let keyed tables free rows, after so many
+        ``samples`` of all trainers, and rows catch up with the decay of their tables; what each keyed one holds.
         """
         message, size = np.array([samples], np.int64), 8 * len(self.placement.keyed) * len(KeyCounts._fields)
         answers, requests = [np.empty(size, np.uint8) for _ in self.shards], []
         for shard, answer in zip(self.shards, answers, strict=True):
             requests += shard.send(wire.SWEEP, message, answer)
-        wait_all(requests, self._waiting, "the embedding PSs (to free rows)")
+        wait_all(requests, self._waiting, "the embedding PSs (to free rows, or let them decay)")
         counts = np.sum([answer.view(np.int64) for answer in answers], axis=0)
         return [KeyCounts(*row) for row in counts.reshape(-1, len(KeyCounts._fields)).tolist()]
 

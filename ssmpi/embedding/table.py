@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Protocol
 import h5py
 import numpy as np
 
-from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers
+from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers, table_decay
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.keyed_files import Continued, KeyedLoad, Loading
 from ssmpi.embedding.keyed_memory import ArenaAllocator, KeyMemory
 from ssmpi.embedding.keyed_table import Beginning, KeyedTable, KeyedTables
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
+from ssmpi.embedding.wire import PulledBags
 from ssmpi.runtime import optimizer_options
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files import hdf5
@@ -62,6 +63,10 @@ class EmbeddingOptions:
     """Weight decay of the rows that a batch looks up. This times the weight is added to the gradient; with ``adamw``
     the weight shrinks by the rate times this.
     """
+    table_decay: float = 0.0
+    """Weight decay of all rows of the tables in every step, as FuxiCTR's ``embedding_regularizer``. It works as
+    ``weight_decay``, which is added to it for the rows that a batch looks up.
+    """
     clip_value: float = 0.0
     """Bound on each entry of a row's gradient; 0: none."""
     prefetch: bool = True
@@ -81,6 +86,17 @@ class EmbeddingOptions:
         within("dim", self.dim, 1, 65_536)
         optimizer_options.check(self, ROW_OPTIMIZERS)
         within("clip_value", self.clip_value, 0.0, FLOAT32)
+        within("table_decay", self.table_decay, 0.0, FLOAT32)
+        if self.table_decay:
+            require(
+                self.optimizer != "partial_rowwise_adam",
+                'table_decay does not work with optimizer = "partial_rowwise_adam": set "adam", or use weight_decay',
+            )
+            require(
+                self.optimizer not in ("sgd", "adamw") or self.rate * self.table_decay < 1,
+                f"rate * table_decay = {self.rate * self.table_decay:g}: a step would shrink weights to 0 or beyond; it"
+                " must be less than 1",
+            )
         require(
             self.pooling in ("auto", "server", "trainer"),
             f"pooling is 'auto', 'server' or 'trainer', got {self.pooling!r}",
@@ -103,34 +119,77 @@ class RowOptions:
         return ROW_OPTIMIZERS[self.settings.optimizer](self.settings, self.layout)
 
     @property
+    def clock_bytes(self) -> int:
+        """Memory of one clock, which each row and the table as a whole has if tables decay."""
+        return 8 * table_decay.CLOCK * (self.settings.table_decay > 0)
+
+    @property
     def row_bytes(self) -> int:
         """Memory of one row with its optimizer state."""
-        return 4 * (self.layout.width + self.optimizer.floats)
+        return 4 * (self.layout.width + self.optimizer.floats) + self.clock_bytes
+
+    def bytes_for(self, count: int) -> int:
+        """Memory of an array of ``count`` rows."""
+        return count * self.row_bytes + self.clock_bytes
 
     def bytes_of(self, rows: slice, count: int) -> list[slice]:
-        """Where weights and state of some rows lie in the memory of an array of ``count`` rows."""
-        sizes, edges = (4 * self.layout.width, 4 * self.optimizer.floats), (0, 4 * count * self.layout.width)
-        return [slice(e + s * rows.start, e + s * rows.stop) for s, e in zip(sizes, edges, strict=True)]
+        """Where clocks, if there are any, weights and state of some rows lie in the memory of an array of ``count``
+        rows. The clock of all lies behind theirs.
+        """
+        sizes = self.clock_bytes, 4 * self.layout.width, 4 * self.optimizer.floats
+        edges = 0, self.clock_bytes * (count + 1), self.clock_bytes * (count + 1) + 4 * self.layout.width * count
+        found = [slice(e + s * rows.start, e + s * rows.stop) for s, e in zip(sizes, edges, strict=True)]
+        return found if self.clock_bytes else found[1:]
 
 
 class RowArray:
     """``weights`` float32 (rows, width) and their optimizer's ``state`` float32 (rows, floats of one), one after the
-    other in ``memory``, uint8 of ``count * options.row_bytes``. Rows are not padded to whole cache lines: rows of 17
-    floats are pulled and updated as fast as padded ones of 20, 24 or 32, and faster if the table fits in cache.
+    other in ``memory``, uint8 of ``options.bytes_for(count)``; before them, if tables decay, ``clocks`` float64 (rows +
+    1, ``table_decay.CLOCK``), else empty. Rows are not padded to whole cache lines: rows of 17 floats are pulled and
+    updated as fast as padded ones of 20, 24 or 32, and faster if the table fits in cache.
     """
 
     def __init__(self, options: RowOptions, memory: np.ndarray, count: int) -> None:
-        layout = options.layout
-        edge = 4 * count * layout.width
+        layout, numbers = options.layout, options.optimizer.numbers
+        weights, state = options.bytes_of(slice(0, count), count)[-2:]
         self.options = options
-        self.weights = memory[:edge].view(np.float32).reshape(count, layout.width)
-        self.state = memory[edge:].view(np.float32).reshape(count, options.optimizer.floats)
+        self.weights = memory[weights].view(np.float32).reshape(count, layout.width)
+        self.state = memory[state].view(np.float32).reshape(count, options.optimizer.floats)
+        self.clocks = memory[: weights.start].view(np.float64).reshape(-1, table_decay.CLOCK)
+        self._aging = (numbers, self.weights, self.state, self.clocks) if len(self.clocks) else None
         self._observe: Observe | None = None
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Write ``rows`` int32 (n,) as they are now to ``out`` float32 (>= n, width)."""
+        if self._aging:
+            table_decay.read(*self._aging, rows, out)
+        else:
+            kernels.gather(self.weights, rows, out)
+
+    def pool(self, bags: PulledBags, out: np.ndarray) -> None:
+        """Write the sums of ``bags`` of rows to ``out`` float32 (bags, width)."""
+        weights, places = self.weights, bags.rows
+        if self._aging:
+            weights, places = np.empty((len(places), weights.shape[1]), np.float32), np.arange(len(places), dtype="i4")
+            self.read(bags.rows, weights)
+        kernels.pool(weights, places, bags.ends, bags.weights, out)
+
+    def copy(self, rows: np.ndarray, weights: np.ndarray, state: np.ndarray) -> None:
+        """Write ``weights`` and ``state`` of ``rows`` int32 (n,) as they are now."""
+        if self._aging:
+            values = self.weights[rows], self.state[rows]
+            table_decay.settle(self._aging[0], *values, self.clocks[rows], self.clocks[-1])
+            weights[:], state[:] = values
+        else:
+            state[:] = self.state[rows]
+            kernels.gather(self.weights, rows, weights)
 
     def update(self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None) -> None:
         """Apply gradients float32 (n, dim) of unique rows int32 (n,) at ``factor`` times the learning rate; ``times``
         int32 (n,) is the number of accesses of each, None if they are not counted. The gradients are used up.
         """
+        if self._aging:
+            table_decay.begin_step(*self._aging, rows, factor)
         row_optimizers.update(self.options.optimizer.numbers, self.weights, self.state, rows, gradients, factor)
         if times is not None:
             self.observe(rows, times)
@@ -167,7 +226,9 @@ class Arena(RowArray):
         memory = memory or PrivateMemory()
         there = [slice(p.base, p.base + layout.first_of(p)) for p in placement.parts_of(server)]
         first = [each for rows in there for each in options.bytes_of(rows, count)] if placement.keyed else None
-        super().__init__(options, memory.allocate(count * options.row_bytes, first), count)
+        if first and options.clock_bytes:
+            first.append(options.bytes_of(slice(count, count + 1), count)[0])
+        super().__init__(options, memory.allocate(options.bytes_for(count), first), count)
         self.placement, self.server, self._seed = placement, server, seed
         self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
         if not memory.kept:
@@ -183,6 +244,40 @@ class Arena(RowArray):
             vectors = self.weights[rows]
             kernels.initial_rows(vectors, self._seed, part.table, part.first, part.stride, self._bound(part))
             vectors[:, self.options.layout.vector :] = 0.0
+            self.clocks[rows] = table_decay.BEGIN
+        self.clocks[-1:] = table_decay.BEGIN
+
+    def begin_clocks(self) -> None:
+        """Before the first lookup: rows that were loaded begin to decay, and what a kill left of ``settle`` is done."""
+        for rows, free in self._parts_in_use() if self._aging else ():
+            clocks, now = self.clocks[rows], self.clocks[-1]
+            waiting = (clocks[:, 0] == 0.0) | (clocks[:, 0] > now[0])
+            waiting[free] = False
+            clocks[waiting] = now
+
+    def settle(self) -> None:
+        """While nobody looks up rows: let all of them catch up with the decay of their tables, and clocks begin anew.
+        Those of rows without a key end. A kill at any moment does no harm.
+        """
+        if not self._aging:
+            return
+        for rows, free in self._parts_in_use():
+            self.clocks[rows][free] = 0.0
+            values = self.weights[rows], self.state[rows], self.clocks[rows]
+            table_decay.settle(self.options.optimizer.numbers, *values, self.clocks[-1])
+        self.clocks[-1] = table_decay.BEGIN  # from here on no row is behind
+        for rows, free in self._parts_in_use():
+            self.clocks[rows] = table_decay.BEGIN
+            self.clocks[rows][free] = 0.0
+
+    def _parts_in_use(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """The rows of each part, up to the last that ever had a key, and which of them have none, int64."""
+        for part in self.parts:
+            stop, free = self._fixed(part), np.empty(0, np.int64)
+            if table := self.keyed.get(part.table):
+                stop = max(stop, int(table.head[key_kernels.END]))
+                free = key_kernels.RESERVED + np.flatnonzero(table.keys[key_kernels.RESERVED : stop] == 0)
+            yield slice(part.base, part.base + stop), free
 
     def _fixed(self, part: Part) -> int:
         """How many rows a part has from the beginning."""

@@ -23,7 +23,8 @@ APPLIED  nothing                                                           int64
                                                                            pushes, and how many were applied
 FIND     int64 (n, 3): key, number among the keyed features, how often     ids int32 (n,)
          it is looked up now; in the order of features
-SWEEP    int64: how many samples all trainers have done, while they pause  int64 (keyed features, 7): ``KeyCounts``
+SWEEP    int64: how many samples all trainers have done, while they pause  int64 (keyed features, 7): ``KeyCounts``,
+                                                                           once no row is behind its table
 ======== ================================================================= =============================================
 """
 

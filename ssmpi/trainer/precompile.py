@@ -60,7 +60,9 @@ def _compile_tables(config: Config, replica: Replica, batch: Batch, messages: bo
         lookups.push(lookup, np.zeros_like(lookup.values))
         transport.drain()
         lookup.occurrences()
-        for examples in (0, 9) if keyed else ():  # dates rows when training pauses, then frees them
+        for examples in (
+            (0, 9) if keyed or config.embedding.table_decay else ()
+        ):  # dates rows at a pause, then frees them
             transport.sweep(examples)
 
 

@@ -294,14 +294,16 @@ class Trainer:
         wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to finish their pushes)")
 
     def _sweep(self) -> None:
-        """Let dynamic tables free rows while all trainers rest. Scores, checkpoints and further training follow."""
-        if not self.tables.placement.keyed:
+        """Let dynamic tables free rows, and rows catch up with the decay of their tables, while all trainers rest.
+        Scores, checkpoints and further training follow.
+        """
+        if not (self.tables.placement.keyed or self.config.embedding.table_decay):
             return
         self._quiesce()
         if self._results:
             counts = self.tables.sweep(self._feed.examples)
             self._results.swept(dict(zip(self._reader.manifest.features.keyed, counts, strict=True)))
-        wait(self.world.trainers.ibarrier(), self.config.waiting, "the first trainer (to free rows of dynamic tables)")
+        wait(self.world.trainers.ibarrier(), self.config.waiting, "the first trainer (to free rows, or let them decay)")
 
     def _gathered(self, trainer: int, report: TrainerReport) -> None:
         """Take a trainer's report, on the first one; with its own it also exchanges status with the embedding PSs."""

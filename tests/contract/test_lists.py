@@ -48,11 +48,15 @@ def test_equals_plain_pytorch(alone):
     assert_equals_plain_training(alone, plain_dlrm)
 
 
-@pytest.mark.parametrize("pooling", ["trainer", "server"])
-def test_deepfm_equals_plain_pytorch(data, tmp_path, pooling):
-    """First-order weights are pooled and learned as vectors are."""
-    messages = ("topology.embedding_ps=1", "run.shared_memory=false", f"embedding.pooling={pooling}")
-    run = train_over_threads(tmp_path, data, *ONE, *RATES, *messages, "model.name=deepfm", "model.deepfm.deep=[16,8]")
+@pytest.mark.parametrize(
+    ("shared", "pooling", "decay"),
+    [("false", "trainer", 0), ("false", "server", 0), ("false", "server", 0.02), ("true", "server", 0.02)],
+)
+def test_deepfm_equals_plain_pytorch(data, tmp_path, shared, pooling, decay):
+    """First-order weights are pooled and learned as vectors are, and decay with them if whole tables do."""
+    where = ("topology.embedding_ps=1", f"run.shared_memory={shared}", f"embedding.pooling={pooling}")
+    network = ("model.name=deepfm", "model.deepfm.deep=[16,8]", f"embedding.table_decay={decay}")
+    run = train_over_threads(tmp_path, data, *ONE, *RATES, *where, *network)
     assert_equals_plain_training(
         run, lambda config: PlainListDeepFM((16, 8), LIST_CARDINALITIES, 8, config.run.seed, 2)
     )

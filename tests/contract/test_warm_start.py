@@ -80,7 +80,11 @@ def train_with_kills(folder, data, kills, *overrides):
 ADAM = ("dense.optimizer=adam", "dense.rate=0.001", "embedding.optimizer=adam", "embedding.rate=0.01")
 
 
-@pytest.mark.parametrize("optimizers", [(), ADAM], ids=["adagrad", "adam"])
+@pytest.mark.parametrize(
+    "optimizers",
+    [(), ADAM, (*ADAM, "embedding.table_decay=0.001")],
+    ids=["adagrad", "adam", "adam of tables that decay"],
+)
 def test_one_thread_goes_on_as_if_it_had_not_been_killed(tmp_path, small_data, optimizers):
     """Killed between two batches: in the midst of a piece, in the second pass, and at the very first."""
     through = train_over_threads(tmp_path / "through", small_data, *ONE, *optimizers)

@@ -72,8 +72,28 @@ def plain_training(config):
 
 @pytest.mark.parametrize(
     "settings",
-    [ADAGRAD, (*SGD, *SCHEDULE), (*ADAM, *SCHEDULE), *in_soak(((*ADAM, "embedding.optimizer=partial_rowwise_adam"),))],
-    ids=["adagrad", "scheduled sgd", "scheduled adam", "partial row-wise adam"],
+    [
+        ADAGRAD,
+        (*SGD, *SCHEDULE),
+        (*ADAM, *SCHEDULE),
+        (*SGD, *SCHEDULE, "embedding.table_decay=0.02"),
+        (*ADAM, "embedding.table_decay=0.001", "run.shared_memory=false"),
+        *in_soak(
+            ((*ADAM, "embedding.optimizer=partial_rowwise_adam"),),
+            ((*ADAM, "embedding.table_decay=0.01", "embedding.optimizer=adamw"),),
+            ((*ADAGRAD, "embedding.table_decay=0.02"),),
+        ),
+    ],
+    ids=[
+        "adagrad",
+        "scheduled sgd",
+        "scheduled adam",
+        "sgd with decay of tables",
+        "adam with decay of tables",
+        "partial row-wise adam",
+        "adamw with decay of tables",
+        "adagrad with decay of tables",
+    ],
 )
 def test_equals_plain_pytorch(tmp_path, small_data, settings):
     """Within float32 rounding over 94 iterations: sums run in another order, nothing else differs."""

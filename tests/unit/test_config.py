@@ -164,6 +164,7 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("embedding.beta2=-0.1", "embedding.beta2 must be in [0, 1), got -0.1"),
         ("dense.weight_decay=-1e-4", "dense.weight_decay must be at least 0, got -0.0001"),
         ("embedding.weight_decay=-1", "embedding.weight_decay must be at least 0, got -1"),
+        ("embedding.table_decay=-1", "embedding.table_decay must be at least 0, got -1"),
         ("dense.clip_norm=-1", "dense.clip_norm must be at least 0, got -1"),
         ("embedding.clip_value=-1", "embedding.clip_value must be at least 0, got -1"),
         ("dense.rate=-1", "rate must be at least 0"),
@@ -249,6 +250,24 @@ PUSHED = ("sync.algorithm=async_ps", "topology.sync_ps=1")
         (
             ("topology.group=2", "topology.trainers=2", "hierarchy.plan=data", "dense.clip_norm=1"),
             "dense.clip_norm = 1 needs all of a step's gradient, and a member of a group has that of what it owns",
+        ),
+        (
+            ("embedding.table_decay=0.1", "embedding.optimizer=partial_rowwise_adam"),
+            'table_decay does not work with optimizer = "partial_rowwise_adam": set "adam", or use weight_decay',
+        ),
+        (
+            ("embedding.table_decay=10", "embedding.optimizer=sgd", "embedding.rate=0.1"),
+            "embedding.rate * table_decay = 1: a step would shrink weights to 0 or beyond",
+        ),
+        (
+            (
+                "embedding.table_decay=0.1",
+                "topology.trainers=2",
+                "sync.algorithm=synchronous",
+                "sync.pace=fixed_rate",
+                "sync.every_iterations=1",
+            ),
+            "embedding.table_decay counts the steps of each trainer",
         ),
     ],
 )

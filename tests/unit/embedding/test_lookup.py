@@ -27,6 +27,8 @@ class SomeMapped:
     when they are collected, as replies bring them, and updated by the sums that a message would carry.
     """
 
+    all_mapped = False
+
     def __init__(self, arenas, mapped_ones):
         self.arenas, self.mapped_ones = arenas, mapped_ones
         self.placement, self.options = arenas[0].placement, arenas[0].options

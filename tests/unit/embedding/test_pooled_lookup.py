@@ -36,6 +36,8 @@ class Posts:
 class Direct:
     """A transport that hands each request to its server at once; it counts bytes, and what they were for."""
 
+    all_mapped = False
+
     def __init__(self, options, servers=2, near=(), counted=False):
         self.options = options
         self.placement, self.near = place(CARDINALITIES, servers, lengths=LENGTHS), near

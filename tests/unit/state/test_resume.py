@@ -122,6 +122,21 @@ def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, 
         assert run.result["bytes"]["rows_in_place"] == reference.result["bytes"]["rows_in_place"] > 0
 
 
+@pytest.mark.parametrize("optimizer", ["adam", *in_soak("sgd", "rowwise_adagrad")])
+def test_tables_that_decay_go_on_from_a_checkpoint_to_the_same_bits(tmp_path, small_data, optimizer):
+    """As in the run that wrote it, although the rate changes: rows have caught up there, and clocks begin anew."""
+    overrides = (
+        *ONE, *DEEPFM, "embedding.table_decay=0.01", f"embedding.optimizer={optimizer}", "embedding.rate=0.01",
+        "schedule.decay_examples=20000", "checkpoint.every_examples=7000", "topology.embedding_ps=2",
+    )  # fmt: skip
+    whole = train_over_threads(tmp_path / "whole", small_data, *overrides)
+    (only,) = Store(whole.folder).committed()
+    assert 7000 <= read_manifest(only).state["examples"] < 9000
+    write_run_file(tmp_path / "again", small_data, *overrides)
+    shutil.copytree(whole.folder / "checkpoints", tmp_path / "again/run/checkpoints")
+    assert_same_model(train_over_threads(tmp_path / "again", small_data, *overrides, resume=True), whole, state=True)
+
+
 @pytest.mark.parametrize("optimizer", ["adagrad", *in_soak("sgd")])
 def test_an_optimizer_on_sync_pss_goes_on_to_the_same_bits(tmp_path, small_data, watched, optimizer):
     """Its memory is theirs, and their number may change: they are shards of one vector."""

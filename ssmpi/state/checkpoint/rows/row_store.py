@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.embedding import kernels
 from ssmpi.embedding.key_kernels import RESERVED
 from ssmpi.embedding.keyed_table import KeyedTable
 from ssmpi.embedding.placement import Part
@@ -210,8 +209,7 @@ class RowFormat:
     def store(self, out: np.ndarray, rows: np.ndarray) -> None:
         """Write ``rows`` int32 (n,) into ``out`` int32 (n, width)."""
         values = out.view(np.float32)
-        values[:, : self._state] = self._arena.state[rows]
-        kernels.gather(self._arena.weights, rows, values[:, self._state :])
+        self._arena.copy(rows, values[:, self._state :], values[:, : self._state])
 
     def load(self, rows: np.ndarray, words: np.ndarray) -> None:
         """Set ``rows`` int32 (n,) to words int32 (n, width)."""
