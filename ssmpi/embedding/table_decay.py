@@ -139,7 +139,7 @@ def _adam(numbers: np.ndarray, missed: float, rate: float, weights: np.ndarray, 
     state[-1] += np.float32(missed)
     # Around 0, where squares are 0, small columns stay small
     stable = rate * decay / numbers[EPSILON] * take < 2.0 + 2.0 * numbers[BETA1]
-    left, moving = np.int64(missed), True
+    left, moving = int(missed), True
     while left > 0 and moving:
         steps = min(left, CHECK)
         left -= steps
