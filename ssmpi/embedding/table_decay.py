@@ -40,14 +40,15 @@ def read(
     """out[k] = weights[rows[k]] as it is now. ``clocks`` float64 (rows + 1, CLOCK), the last of which is the table's;
     ``numbers`` are the optimizer's.
     """
-    own = np.empty(state.shape[1], np.float32)
+    own, now = np.empty(state.shape[1], np.float32), clocks[-1].copy()
     for k in range(rows.size):
         ask_for_row(weights, rows, k)
         r = rows[k]
         out[k] = weights[r]
-        if behind(clocks[r], clocks[-1]):
+        missed, factors = behind(clocks[r], now)
+        if missed > 0.0:
             own[:] = state[r]
-            catch_up(numbers, clocks[r], clocks[-1], out[k], own)
+            catch_up(numbers, missed, factors, out[k], own)
 
 
 @njit(cache=True, nogil=True)
@@ -57,40 +58,46 @@ def begin_step(
     """Begin the table's next step, at ``factor`` times the learning rate: unique ``rows`` catch up, and count it as
     theirs. Lock-free: if two threads begin a step at the same instant, it may count once.
     """
-    now = clocks[-1].copy()
-    after = now + np.array((1.0, factor))
+    steps, factors = clocks[-1, 0], clocks[-1, 1]
+    clocks[-1, 0], clocks[-1, 1] = steps + 1.0, factors + factor
+    now, after = np.array((steps, factors)), np.array((steps + 1.0, factors + factor))
     for k in range(rows.size):
         ask_for_row(weights, rows, k)
         ask_for_row(state, rows, k)
         r = rows[k]
-        if behind(clocks[r], now):
-            catch_up(numbers, clocks[r], now, weights[r], state[r])
-        clocks[r] = after
-    clocks[-1] = after
+        missed, factors = behind(clocks[r], now)
+        if missed > 0.0:
+            catch_up(numbers, missed, factors, weights[r], state[r])
+        if clocks[r, 0] < after[0]:  # else another thread has begun a later step
+            clocks[r] = after
 
 
 @njit(cache=True, nogil=True)
 def settle(numbers: np.ndarray, weights: np.ndarray, state: np.ndarray, clocks: np.ndarray, now: np.ndarray) -> None:
     """Let all of some rows, with a clock each, catch up with that of the table."""
     for r in range(clocks.shape[0]):
-        if behind(clocks[r], now):
-            catch_up(numbers, clocks[r], now, weights[r], state[r])
+        missed, factors = behind(clocks[r], now)
+        if missed > 0.0:
+            catch_up(numbers, missed, factors, weights[r], state[r])
             clocks[r] = now  # a kill may come at any moment
 
 
 @njit(cache=True, nogil=True)
-def behind(then: np.ndarray, now: np.ndarray) -> bool:
-    """Whether a row that has begun is behind its table, by their clocks."""
-    return 0.0 < then[0] < now[0]
+def behind(then: np.ndarray, now: np.ndarray) -> tuple[float, float]:
+    """How many steps a row is behind its table, by their clocks, and the sum of their factors; 0 if it has not begun.
+    Read once: another thread may write the clock.
+    """
+    steps, factors = then[0], then[1]
+    missed = now[0] - steps if steps > 0.0 else 0.0
+    return missed, max(now[1] - factors, 0.0)
 
 
 @njit(cache=True, nogil=True)
-def catch_up(numbers: np.ndarray, then: np.ndarray, now: np.ndarray, weights: np.ndarray, state: np.ndarray) -> None:
-    """Let a row, ``weights`` float32 (width,) and ``state`` float32 (floats,), take the steps of its table after the
-    clock ``then`` until ``now``.
+def catch_up(numbers: np.ndarray, missed: float, factors: float, weights: np.ndarray, state: np.ndarray) -> None:
+    """Let a row, ``weights`` float32 (width,) and ``state`` float32 (floats,), take the steps that it ``missed``, whose
+    factors of the learning rate add up to ``factors``.
     """
-    missed = now[0] - then[0]
-    rate = numbers[RATE] * (now[1] - then[1]) / missed
+    rate = numbers[RATE] * factors / missed
     if numbers[KIND] == SGD:
         weights *= np.float32(math.exp(missed * math.log1p(-rate * numbers[TABLE_DECAY])))
     elif numbers[KIND] == ADAGRAD:

@@ -1,5 +1,7 @@
 """Decay of whole tables, lazily, against dense optimizers of torch that step every row every time."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -267,3 +269,20 @@ def test_tables_that_do_not_decay_have_no_clocks():
     options = row_options(16)
     assert options.bytes_for(10) == 10 * 4 * 17
     assert not Arena(options, place((10,), 1), 0, 1).clocks.size
+
+
+def test_threads_may_update_rows_while_others_read_them():
+    """Lock-free: the clock of a row may change while it catches up, and steps may overlap."""
+    arena = Arena(row_options(4, optimizer="sgd", rate=0.1, table_decay=0.1), place((4000,), 1), 0, 1)
+    rows = np.arange(4000, dtype=np.int32)
+
+    def push(thread):
+        for _ in range(500):
+            arena.update(rows[thread::2], np.zeros((2000, 4), np.float32), 1.0)
+
+    pushing = [threading.Thread(target=push, args=(thread,)) for thread in range(2)]
+    for thread in pushing:
+        thread.start()
+    while any(thread.is_alive() for thread in pushing):
+        assert np.isfinite(now(arena, rows)).all()
+    assert 990 <= arena.clocks[-1, 0] <= 1001, "next to no step is lost"
