@@ -284,11 +284,15 @@ def own_rows(cardinalities, index):
 @pytest.fixture(scope="module")
 def lost_once(tmp_path_factory, small_data):
     """A run of which PS 1 was lost, and after how many batches its rows were saved and lost."""
-    killed = Killed(tmp_path_factory.mktemp("once"), small_data, *TWO_PS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_memory, "_lock", lambda file, path: None)
-        checkpoint, lost = killed.start_and_save()
-        killed.lose("embedding_ps-1").start()
+        return lose_once(Killed(tmp_path_factory.mktemp("once"), small_data, *TWO_PS))
+
+
+def lose_once(killed):
+    """The same run, whose PS 1 is lost, and the numbers."""
+    checkpoint, lost = killed.start_and_save()
+    killed.lose("embedding_ps-1").start()
     saved = [number for number in range(lost) if after(killed.config, number) == examples_of(checkpoint)]
     return killed, (*saved, lost)
 
@@ -341,6 +345,23 @@ def test_losses_are_those_of_plain_pytorch_that_overwrites_the_same_rows(small_d
 
     _, losses = train_plainly(config, cardinalities, itertools.islice(batches(config), lost + 5), overwrite)
     np.testing.assert_allclose(killed.run.losses()[:5], losses[lost:], rtol=2e-4)
+
+
+def test_tables_that_decay_go_on_from_the_rows_that_are_reloaded(tmp_path, small_data):
+    """The steps between save and loss are lost to them, those of decay as well."""
+    kinds = [f"{part}.{key}" for part in ("dense", "embedding") for key in ("optimizer=sgd", "rate=0.1")]
+    killed, numbers = lose_once(Killed(tmp_path, small_data, *TWO_PS, *kinds, "embedding.table_decay=0.1"))
+    cardinalities, copies = SplitReader(small_data, "train", 600).manifest.cardinalities, {}
+
+    def overwrite(number, model, sparse):
+        for table, stripe in own_rows(cardinalities, 1) if number in numbers else ():
+            values = model.tables[table].weight.data[stripe]
+            values[:] = copies.setdefault((table, stripe.start), values.clone())
+
+    model, losses = train_plainly(killed.config, cardinalities, batches(killed.config), overwrite)
+    np.testing.assert_allclose(killed.run.losses(), losses[numbers[-1] :], rtol=2e-5)
+    for found, expected in zip(killed.run.tables(), model.rows, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize("lost_again", [False, True])
