@@ -122,13 +122,16 @@ def test_rows_by_key_are_rows_by_id_to_the_bit(tmp_path, data, static, servers, 
     }
 
 
-@pytest.mark.parametrize(("servers", "items"), [(3, 30), *in_soak((1, 40))])
-def test_rows_by_message_are_mapped_rows_to_the_bit(tmp_path, data, servers, items):
+DECAY = ("embedding.optimizer=adam", "embedding.rate=0.01", "embedding.table_decay=0.001")
+
+
+@pytest.mark.parametrize(("servers", "items", "more"), [(3, 30, ()), (3, 30, DECAY), *in_soak((1, 40, ()))])
+def test_rows_by_message_are_mapped_rows_to_the_bit(tmp_path, data, servers, items, more):
     """Looked up ahead, with admission, a shared row, keys that expire and a table that is full."""
     settings = (
         *STEPS, "embedding.prefetch=true", "embedding.dynamic.keys=300",
         "embedding.dynamic.admit_after=2", "embedding.dynamic.expire_after_examples=900",
-        f"embedding.dynamic.features.item.keys={items}", f"topology.embedding_ps={servers}",
+        f"embedding.dynamic.features.item.keys={items}", f"topology.embedding_ps={servers}", *more,
     )  # fmt: skip
     mapped, sent = (
         train_over_threads(tmp_path / name, data[1], *settings, f"run.shared_memory={name}")
