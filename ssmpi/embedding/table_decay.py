@@ -9,8 +9,8 @@ and writes nothing. While training pauses, all rows catch up, and clocks begin a
 afterwards in a file, needs no clocks.
 
 * ``sgd`` by a closed form; ``rowwise_adagrad`` too, once its sums of squares change no more by the decay;
-* ``adam``, ``adamw`` step by step, mean by mean, which costs less than a dense optimizer. A column ends early if it is
-  below TINY, or does not decay by its gradient, and moves by less than TINY a step.
+* ``adam``, ``adamw`` step by step: at most twice the work of a dense optimizer, once for the pull and once for the
+  push. A column comes to rest early if it moves by less than TINY a step, and with ``adam`` is below TINY itself.
 
 Missed steps are taken at the mean of their rates: exact as long as the rate is constant between two pauses.
 """
