@@ -8,7 +8,7 @@ is a step of the table: its rows catch up, and take that step with their gradien
 and writes nothing. While training pauses, all rows catch up, and clocks begin anew: whatever reads rows then, or
 afterwards in a file, needs no clocks.
 
-* ``sgd`` by a closed form; ``rowwise_adagrad`` too, once its sums of squares change no more by the decay;
+* ``sgd`` by a closed form; ``rowwise_adagrad`` too, for as many steps as add next to nothing to a sum of squares;
 * ``adam``, ``adamw`` step by step: at most twice the work of a dense optimizer, once for the pull and once for the
   push. A column comes to rest early if it moves by less than TINY a step, and with ``adam`` is below TINY itself.
 

@@ -134,7 +134,8 @@ def test_tables_that_decay_go_on_from_a_checkpoint_to_the_same_bits(tmp_path, sm
     assert 7000 <= read_manifest(only).state["examples"] < 9000
     write_run_file(tmp_path / "again", small_data, *overrides)
     shutil.copytree(whole.folder / "checkpoints", tmp_path / "again/run/checkpoints")
-    assert_same_model(train_over_threads(tmp_path / "again", small_data, *overrides, resume=True), whole, state=True)
+    run = train_over_threads(tmp_path / "again", small_data, *overrides, resume=True)
+    assert_same_model(run, whole, state=optimizer != "sgd")
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", *in_soak("sgd")])
