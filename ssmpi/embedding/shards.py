@@ -35,7 +35,8 @@ from ssmpi.runtime.traffic import Link, Traffic
 if TYPE_CHECKING:
     from ssmpi.runtime.mpi.messages import Conversation
 
-MAIN, STATUS = THREADS - 1, THREADS - 2  # threads by their tags; status travels while the main thread waits for others
+# Threads by their tags. A status travels while the main thread waits for others; a worker may drain while it does.
+MAIN, STATUS, DRAINER = THREADS - 1, THREADS - 2, THREADS - 3
 EMPTY = np.empty(0, np.uint8)
 UNMAPPED = np.empty(0, np.float32)
 
@@ -252,7 +253,7 @@ class Tables:
             while queue:
                 wait_all(queue.popleft(), self._waiting, "the embedding PSs (to take a push)")
         for index, shard in enumerate(self.shards):
-            self._call(shard, wire.DRAIN, np.array([self.sent.to(index)], np.int64), 1)
+            self._call(shard, wire.DRAIN, np.array([self.sent.to(index)], np.int64), 1, DRAINER)
 
     def compare_pushes(self) -> None:
         """Before the first push, find the pushes that an earlier process of this rank sent and no PS applied."""
@@ -334,10 +335,10 @@ class Tables:
         for shard in self.shards:
             shard.goodbye(self._waiting)
 
-    def _call(self, shard: Shard, kind: int, payload: np.ndarray, size: int) -> np.ndarray:
-        """Send a message of the main thread and wait for its reply of ``size`` bytes."""
+    def _call(self, shard: Shard, kind: int, payload: np.ndarray, size: int, thread: int = MAIN) -> np.ndarray:
+        """Send a message of a ``thread`` and wait for its reply of ``size`` bytes."""
         answer = np.empty(size, np.uint8)
-        wait_all(shard.send(kind, payload, answer), self._waiting, shard.name)
+        wait_all(shard.send(kind, payload, answer, thread), self._waiting, shard.name)
         return answer
 
 

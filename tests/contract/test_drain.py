@@ -13,7 +13,7 @@ from test_embedding import check_sum_of_all
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
-from ssmpi.embedding.shards import Tables
+from ssmpi.embedding.shards import LocalShard, Tables, local_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.runtime.mpi.service import THREADS, request_tag
 
@@ -47,6 +47,23 @@ def test_a_drain_that_overtakes_pushes_waits_for_them(server):
     assert drain(server, 1, 1) == [(1, THREADS - 1)]
     assert push(server, 0, 0) == [(1, THREADS - 1), (0, THREADS - 1)]
     assert len(push(server, 0, 0)) == 2  # it is answered once
+
+
+def test_a_drain_takes_no_reply_of_another_thread(monkeypatch):
+    """A worker of a synchronous run drains while the main thread polls whether a checkpoint is written."""
+    threads = {}
+
+    def send(shard, kind, payload, reply, thread=THREADS - 1):
+        threads[kind], reply[:] = thread, 0
+        return []
+
+    monkeypatch.setattr(LocalShard, "send", send)
+    tables = local_tables(Arena(SGD, place(CARDINALITIES, 1), 0, SEED))
+    tables.drain()
+    tables.saved()
+    tables.exchange_status(0)
+    assert threads.keys() == {wire.DRAIN, wire.SAVED, wire.SAMPLES}
+    assert len(set(threads.values())) == 3
 
 
 def test_who_comes_to_rest_waits_for_pushes_that_come_after_the_drain(monkeypatch):
