@@ -57,7 +57,10 @@ def _compile_tables(config: Config, replica: Replica, batch: Batch, messages: bo
     for transport in _transports(config, placement, messages):
         lookups = Lookups(transport, 0, PrefetchedRows(lambda: False))
         ((_, lookup),) = lookups.prefetched([batch])
-        lookups.push(lookup, np.zeros_like(lookup.values))
+        gradients = np.zeros_like(lookup.values)
+        lookups.push(lookup, gradients)
+        if config.sync.algorithm == "synchronous":  # updates sums of all trainers, even of mapped rows
+            transport.update(lookup, lookup.summed(gradients), 1.0, 0)
         transport.drain()
         lookup.occurrences()
         for examples in (

@@ -1,6 +1,7 @@
 """All kernels of tables are loaded, or compiled, before the first step: else the others wait for it meanwhile."""
 
 import sys
+import threading
 
 import pytest
 from datasets import FEW, make_dataset, make_keyed
@@ -10,6 +11,9 @@ from runs import train_over_threads
 from ssmpi.trainer import build_trainer
 
 SIZES = (400, 400, 20, 9, 50)
+WHERE = (  # the rows are
+    ("topology.embedding_ps=0",), ("topology.embedding_ps=2",), ("topology.embedding_ps=2", "run.shared_memory=false")
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +21,8 @@ def data(tmp_path_factory):
     """The same rows with ids, and with keys of two features."""
     folder = tmp_path_factory.mktemp("rows")
     ids = make_dataset(folder / "ids", 400, cardinalities=SIZES, features=FEW)
-    return {"ids": ids, "keys": make_keyed(folder / "keys", ids, ("user", "item"))}
+    keys = make_keyed(folder / "keys", ids, ("user", "item"))
+    return {"ids": ids, "keys": keys}
 
 
 def kernels():
@@ -31,23 +36,28 @@ def loaded():
     return {(kernel.__name__, str(types)) for kernel in kernels() for types in kernel.overloads}
 
 
-@pytest.mark.parametrize("what", ["ids", "keys"])
-@pytest.mark.parametrize(("servers", "shared"), [(0, "true"), (2, "true"), (2, "false")])
-def test_no_step_loads_a_kernel(tmp_path, data, what, servers, shared, monkeypatch):
-    """Of one trainer, whose PSs find on disk what it has compiled; with pauses at which keys expire."""
-    compile_kernels, before = build_trainer.compile_kernels, set()
+SYNCHRONOUS = "topology.trainers=2", "sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1"
+EXPIRING = "embedding.dynamic.expire_after_examples=1"
+CASES = [
+    *(("ids", settings) for settings in WHERE),
+    *(("keys", (*settings, EXPIRING)) for settings in WHERE),
+    ("ids", (*WHERE[1], *SYNCHRONOUS)),
+]
+
+
+@pytest.mark.parametrize(("what", "settings"), CASES)
+def test_no_step_loads_a_kernel(tmp_path, data, what, settings, monkeypatch):
+    """Than what the first trainer has loaded before; with pauses at which keys expire."""
+    compile_kernels, before, turn = build_trainer.compile_kernels, set(), threading.Lock()
 
     def forget_all_first(*arguments, **how):
-        for kernel in kernels():
-            kernel._reset_overloads()
-        compile_kernels(*arguments, **how)
-        before.update(loaded())
+        with turn:
+            for kernel in () if before else kernels():
+                kernel._reset_overloads()
+            compile_kernels(*arguments, **how)
+            before.update(() if before else loaded())
 
     monkeypatch.setattr(build_trainer, "compile_kernels", forget_all_first)
-    settings = ["embedding.dynamic.expire_after_examples=1"] if what == "keys" else []
-    train_over_threads(
-        tmp_path, data[what], *settings, "data.passes=2", "evaluate.per_pass=2", f"topology.embedding_ps={servers}",
-        f"run.shared_memory={shared}",
-    )  # fmt: skip
+    train_over_threads(tmp_path, data[what], *settings, "data.passes=2", "evaluate.per_pass=2")
     assert before
     assert loaded() <= before, "loaded while it trained"
