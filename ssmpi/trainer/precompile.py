@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +16,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.placement import Placement, place
-from ssmpi.embedding.shards import Tables, local_tables
+from ssmpi.embedding.shards import LocalShard, Tables, local_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.model.lane import HelperModel, HomeModel, MemberModel
@@ -23,6 +24,7 @@ from ssmpi.model.member_program import MemberProgram, transform
 from ssmpi.model.messages import Channel
 from ssmpi.model.network import floats_in
 from ssmpi.model.replica import Replica, ThreadModel, dense_optimizer
+from ssmpi.runtime.bags import Bags
 from ssmpi.runtime.mpi.mailbox import LATE
 from ssmpi.trainer.progress import Progress
 
@@ -54,6 +56,8 @@ def _compile_tables(config: Config, replica: Replica, batch: Batch, messages: bo
     tables, keyed = replica.network.inputs.tables, batch.keys.shape[1]
     names = [f"C{k + 1}" for k in range(tables)]
     placement = place((0,) * keyed + (1,) * (tables - keyed), 1, DYNAMIC if keyed else DynamicOptions(), names)
+    if isinstance(batch.ids, Bags):
+        batch.ids.starts[1:-1] = 0  # one long list
     for transport in _transports(config, placement, messages):
         lookups = Lookups(transport, 0, PrefetchedRows(lambda: False))
         ((_, lookup),) = lookups.prefetched([batch])
@@ -84,13 +88,18 @@ def _compile_network(config: Config, replica: Replica, batch: Batch) -> None:
 
 
 def _transports(config: Config, placement: Placement, messages: bool) -> Iterator[Tables]:
-    """Tables in this process, and by ``messages`` those of a PS, for kernels of both ends."""
+    """Tables in this process, and by ``messages`` those of a PS, for kernels of both ends, with bags that are pooled at
+    either.
+    """
     arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
     if config.tracking.counts:
         arena.set_observer(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
     yield local_tables(arena, tracking=config.tracking)
-    if messages:
-        yield local_tables(arena, mapped=False, tracking=config.tracking)
+    poolings = ("trainer",) if config.embedding.pooling == "trainer" else ("trainer", "server")
+    for pooling in poolings if messages else ():
+        settings = replace(config.embedding, pooling=pooling)
+        shard = LocalShard(arena, mapped=False, tracking=config.tracking)
+        yield Tables([shard], placement, replace(config.rows, settings=settings), tracking=config.tracking)
 
 
 def _compile_lanes(config: Config, replica: Replica, batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> ThreadModel:

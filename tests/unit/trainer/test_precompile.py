@@ -4,7 +4,7 @@ import sys
 import threading
 
 import pytest
-from datasets import FEW, make_dataset, make_keyed
+from datasets import FEW, make_dataset, make_keyed, make_lists_dataset
 from numba.core.dispatcher import Dispatcher
 from runs import train_over_threads
 
@@ -18,11 +18,11 @@ WHERE = (  # the rows are
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """The same rows with ids, and with keys of two features."""
+    """The same rows with ids, and with keys of two features; and others with lists."""
     folder = tmp_path_factory.mktemp("rows")
     ids = make_dataset(folder / "ids", 400, cardinalities=SIZES, features=FEW)
     keys = make_keyed(folder / "keys", ids, ("user", "item"))
-    return {"ids": ids, "keys": keys}
+    return {"ids": ids, "keys": keys, "lists": make_lists_dataset(folder / "lists", 400)}
 
 
 def kernels():
@@ -41,6 +41,7 @@ EXPIRING = "embedding.dynamic.expire_after_examples=1"
 CASES = [
     *(("ids", settings) for settings in WHERE),
     *(("keys", (*settings, EXPIRING)) for settings in WHERE),
+    *(("lists", (*WHERE[-1], f"embedding.pooling={pooling}")) for pooling in ("server", "trainer")),
     ("ids", (*WHERE[1], *SYNCHRONOUS)),
 ]
 
