@@ -5,7 +5,7 @@ seconds.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -103,24 +103,25 @@ def _transports(config: Config, placement: Placement, messages: bool) -> Iterato
 
 
 def _compile_lanes(config: Config, replica: Replica, batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> ThreadModel:
-    """A step of a home and one of a helper whose mailboxes have failed, so that they neither send nor wait; a model of
-    what ``replica`` owns.
+    """A step in a lane of every home, whose mailboxes have failed, so that it neither sends nor waits; a model of what
+    ``replica`` owns.
     """
 
     def of(kind: type[M], part: MemberProgram) -> M:
         dead = Channel(np.zeros(len(part.mailboxes(0)), np.int64), 1, lambda *_: _Silent(), np.array([0, LATE]))
         return kind(part, np.zeros(floats_in(part.layout), np.float32), replica.precision, dead)
 
-    network, places = replica.network, config.places
-    home, helper = of(HomeModel, transform(network, places, 0, 0)), of(HelperModel, transform(network, places, 1, 0))
-    for step in (
-        lambda: home.forward_backward(*batch),
-        lambda: home.send_gradients(0.0),
-        home.close,
-        lambda: next(helper.steps()),
-    ):
-        with contextlib.suppress(_Silent):
-            step()
+    member = replica.part.member
+    for home in filter(config.topology.is_home, range(config.topology.group)):
+        part, steps = transform(replica.network, config.places, member, home), list[Callable[[], object]]()
+        if part.at_home:
+            model = of(HomeModel, part)
+            steps += partial(model.forward_backward, *batch), partial(model.send_gradients, 0.0), model.close
+        elif member in part.helpers:
+            steps.append(partial(next, of(HelperModel, part).steps()))
+        for step in steps:
+            with contextlib.suppress(_Silent):
+                step()
     return of(MemberModel, replica.part)
 
 

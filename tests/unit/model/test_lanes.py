@@ -14,7 +14,7 @@ from members import OPTIONS, Group
 from strength import one_at_a_time
 from test_networks import example
 
-from ssmpi.model import brgemm
+from ssmpi.model import brgemm, instructions
 from ssmpi.model import lane as lane_module
 from ssmpi.model.edges import Receive, Send
 from ssmpi.model.executor import PIECE
@@ -28,6 +28,7 @@ from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica, dense_optimizer
 from ssmpi.model.top_k import TopK
 from ssmpi.runtime.mpi.mailbox import LATE
+from ssmpi.runtime.topology import Topology
 from ssmpi.trainer import precompile
 
 
@@ -133,8 +134,34 @@ def test_all_kernels_of_lanes_are_loaded_before_the_first_step(monkeypatch):
 
     for name in names:
         monkeypatch.setattr(lane_module, name, partial(seen, getattr(lane_module, name)))
-    precompile._compile_lanes(SimpleNamespace(places=group.places), group.replicas[0], batches_of(network, [2])[0])
+    config = SimpleNamespace(places=group.places, topology=Topology(2, group=2))
+    precompile._compile_lanes(config, group.replicas[0], batches_of(network, [2])[0])
     assert called == set(names)
+
+
+@pytest.mark.parametrize("member", range(3))
+def test_a_member_loads_the_instructions_of_all_its_lanes_and_no_others(member, monkeypatch):
+    """Of each home, which may send it something in another way than the others."""
+    network, functions_of, loaded = (
+        network_named("dlrm", wide=64, top_k=("top.0: 0.99",)),
+        instructions.functions_of,
+        set(),
+    )
+    places = places_of(["bottom.*: 0", "pairs: 1", "*: 2"], network, 3)
+
+    def load(*arguments):
+        loaded.add(functions_of(*arguments))
+        return functions_of(*arguments)
+
+    monkeypatch.setattr(instructions, "functions_of", load)
+    config, replica = (
+        SimpleNamespace(places=places, topology=Topology(3, group=3)),
+        Group(network, places).replicas[member],
+    )
+    precompile._compile_lanes(config, replica, batches_of(network, [2])[0])
+    tables = [Program(transform(network, places, member, home)).table for home in range(3)]
+    kernels = brgemm.kernels("fp32") or brgemm.NONE
+    assert loaded == {functions_of(row, kernels) for table in tables for row in table}
 
 
 TOP_K = ("bottom.0: 0.95", "bottom.2: 0.75", "top.2: 0.9")
