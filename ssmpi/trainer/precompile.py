@@ -1,5 +1,5 @@
-"""Loads or compiles every kernel of a training step before the clock starts: the first call of each takes up to
-seconds.
+"""Loads or compiles the kernels of steps, of counting and of pauses before the clock starts: the first call of each
+takes up to seconds. Codecs compile their own (``compress.compile_kernels``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ssmpi import sync
 from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
@@ -63,7 +64,7 @@ def _compile_tables(config: Config, replica: Replica, batch: Batch, messages: bo
         ((_, lookup),) = lookups.prefetched([batch])
         gradients = np.zeros_like(lookup.values)
         lookups.push(lookup, gradients)
-        if config.sync.algorithm == "synchronous":  # updates sums of all trainers, even of mapped rows
+        if sync.algorithm_of(config.sync).in_the_step:  # even mapped rows are updated by what trainers have summed
             transport.update(lookup, lookup.summed(gradients), 1.0, 0)
         transport.drain()
         lookup.occurrences()

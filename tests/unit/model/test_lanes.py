@@ -142,11 +142,8 @@ def test_all_kernels_of_lanes_are_loaded_before_the_first_step(monkeypatch):
 @pytest.mark.parametrize("member", range(3))
 def test_a_member_loads_the_instructions_of_all_its_lanes_and_no_others(member, monkeypatch):
     """Of each home, which may send it something in another way than the others."""
-    network, functions_of, loaded = (
-        network_named("dlrm", wide=64, top_k=("top.0: 0.99",)),
-        instructions.functions_of,
-        set(),
-    )
+    network = network_named("dlrm", wide=64, top_k=("top.0: 0.99",))
+    functions_of, loaded = instructions.functions_of, set()
     places = places_of(["bottom.*: 0", "pairs: 1", "*: 2"], network, 3)
 
     def load(*arguments):
@@ -154,11 +151,8 @@ def test_a_member_loads_the_instructions_of_all_its_lanes_and_no_others(member, 
         return functions_of(*arguments)
 
     monkeypatch.setattr(instructions, "functions_of", load)
-    config, replica = (
-        SimpleNamespace(places=places, topology=Topology(3, group=3)),
-        Group(network, places).replicas[member],
-    )
-    precompile._compile_lanes(config, replica, batches_of(network, [2])[0])
+    config = SimpleNamespace(places=places, topology=Topology(3, group=3))
+    precompile._compile_lanes(config, Group(network, places).replicas[member], batches_of(network, [2])[0])
     tables = [Program(transform(network, places, member, home)).table for home in range(3)]
     kernels = brgemm.kernels("fp32") or brgemm.NONE
     assert loaded == {functions_of(row, kernels) for table in tables for row in table}
