@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ssmpi.embedding.keyed_table import KeyedTable
     from ssmpi.embedding.placement import Part
 
-ROWS_AT_A_TIME = 1 << 18  # when loading
+ROWS_AT_A_TIME = 1 << 18  # when loading: a part may be most of the memory of its PS
 COUNTS = slice(ADMITTED, REFUSED + 1)  # of a table's head
 Values = tuple[np.ndarray, np.ndarray]  # weights float32 (rows, width) and state (rows, ...) of a part, maybe empty
 

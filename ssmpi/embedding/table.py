@@ -14,7 +14,7 @@ import numpy as np
 
 from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers, table_decay
 from ssmpi.embedding.dynamic_options import DynamicOptions
-from ssmpi.embedding.keyed_files import Continued, KeyedLoad, Loading
+from ssmpi.embedding.keyed_files import ROWS_AT_A_TIME, Continued, KeyedLoad, Loading
 from ssmpi.embedding.keyed_memory import ArenaAllocator, KeyMemory
 from ssmpi.embedding.keyed_table import Beginning, KeyedTable, KeyedTables
 from ssmpi.embedding.placement import Part, Placement
@@ -27,7 +27,6 @@ from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory
 from ssmpi.runtime.row_layout import RowLayout
 from ssmpi.runtime.settings import DERIVED, FLOAT32, NO_TRANSPORT, require, within
 
-ROWS_AT_A_TIME = 1 << 18  # when loading
 ROWS = "rows"  # the name of an arena in the memory of its rank
 KEYS = "keys"  # that of its keys
 
@@ -384,7 +383,7 @@ class Arena(RowArray):
             )
         check_rows(path, group["weights"], self.options.layout)
         taken, state = 0, not (continued and continued.fresh)
-        for start in range(0, part.rows, ROWS_AT_A_TIME):  # a part may be most of the memory of its PS
+        for start in range(0, part.rows, ROWS_AT_A_TIME):
             ours = part.first + part.stride * np.arange(start, min(start + ROWS_AT_A_TIME, part.rows), dtype=np.int64)
             common = np.flatnonzero((ours % stride == first) & (ours < cardinality))
             if len(common):
