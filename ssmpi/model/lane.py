@@ -87,11 +87,6 @@ class HomeModel(MemberModel):
         self.channel.check()
         return logits, by_rows
 
-    def begin(self, examples: int) -> None:
-        """What ``forward_backward`` does before it computes; for emulations, which wait instead of that."""
-        _begin_step(self._words, self._helpers, examples, 0)
-        self.channel.check()
-
     def send_gradients(self, factor: float) -> None:
         """Let the helpers take their step, at ``factor`` times the learning rate."""
         _send_gradients(self._words, self._helpers, self._owned, factor)
@@ -99,7 +94,8 @@ class HomeModel(MemberModel):
 
     def close(self) -> None:
         """Wait for the helpers' last steps, and let them end."""
-        self.begin(CLOSE)
+        _begin_step(self._words, self._helpers, CLOSE)
+        self.channel.check()
 
 
 class HomeOptimizer:
@@ -130,32 +126,13 @@ class HelperModel(MemberModel):
         """Compute the lane's steps until its home closes it: yields the rate's factor for each, when the gradients of
         all that this member owns are complete, to be applied before the next.
         """
-        self.send_weights()
         while True:
+            _send_weights(self._words, self._begin, self._lent, self._message)
             count, factor = _help(self._words, self._begin, self._lent, self._message)
             self.channel.check()
             if count == CLOSE:
                 return
             yield factor
-            self.send_weights()
-
-    def send_weights(self) -> None:
-        """Let the home have what it computes with of this member's parameters. For emulations, as what follows, which
-        tells whether it failed.
-        """
-        _send_weights(self._words, self._begin, self._lent, self._message)
-
-    def await_batch(self) -> int:
-        """The size of the lane's next batch, or CLOSE."""
-        count: int = _await_batch(self._words, self._begin)[0]
-        self.channel.check()
-        return count
-
-    def take_gradients(self) -> float:
-        """Put the home's gradients of what it borrows beside those computed here; returns the rate's factor."""
-        factor: float = _take_gradients(self._words, self._begin, self._lent, self._message)
-        self.channel.check()
-        return factor
 
 
 def _lent(part: MemberProgram) -> np.ndarray:
