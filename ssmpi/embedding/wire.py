@@ -14,8 +14,8 @@ DRAIN    int64: how many PUSH messages of this trainer there are so far    one b
 SAVE     JSON: path, limit in seconds, whether in the background           one byte, once the rows may change again
 SAVED    nothing                                                           JSON: bytes and checksum, or what went wrong;
                                                                            empty while it is being written
-SAMPLES  int64: how many samples all trainers have done, 1 where the PS    JSON: what it has saved by itself since the
-         is to save rows by itself, else 0                                 last one, a list
+SAMPLES  int64: how many samples all trainers have done                    JSON: what it has saved by itself since the
+                                                                           last one, a list
 ATTACH   nothing                                                           how to map the rows, and in further lines the
                                                                            counts of accesses and the maps of keys;
                                                                            empty lines if they are not shared or there

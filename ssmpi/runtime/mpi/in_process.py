@@ -83,7 +83,7 @@ class Envelope:
 
 
 class InProcessArrived:
-    """As ``core.protocols.Arrival``; copied when it is received."""
+    """As ``runtime.protocols.Arrival``; copied when it is received."""
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope, self.source, self.tag, self.size = envelope, envelope.peer, envelope.tag, envelope.array.size
