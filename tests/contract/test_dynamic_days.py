@@ -64,6 +64,7 @@ def whole_of(folder, data, *settings, servers=1):
 
 CASES = {
     "other numbers of PSs": ((), (2, 0, 3), 1),
+    "no PS": ((), (0, 0, 0), 0),
     "sightings go on": (("embedding.dynamic.admit_after=3",), (2, 3, 1), 2),
     "dates go on": ((f"embedding.dynamic.expire_after_examples={DAY}",), (2, 2, 1), 2),
     "a full table": (("embedding.dynamic.keys=40",), (1, 1, 1), 1),

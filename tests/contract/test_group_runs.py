@@ -179,7 +179,7 @@ def how(killed):
     return [each["how"] for each in killed.recoveries]
 
 
-@pytest.mark.parametrize("algorithm", ["bmuf", "easgd", *in_soak("ma", "gossip", "async_ps")])
+@pytest.mark.parametrize("algorithm", ["bmuf", "easgd", "async_ps", *in_soak("ma", "gossip")])
 def test_killed_members_go_on_from_their_memory(tmp_path, small_data, algorithm):
     killed = killed_pairs(tmp_path, small_data, algorithm)
     killed.start(Kill(Progress, "record", 10, after=True)).start()
