@@ -1,10 +1,14 @@
-"""Options of embedding rows, as a run's settings and its network make them; what stands in for a PS's service and for
-the transport to PSs of this process.
+"""Options of embedding rows, as a run's settings and its network make them; what stands in for a PS's service; tables
+on PSs of this process.
 """
+
+from types import SimpleNamespace
 
 import numpy as np
 
+from ssmpi.embedding.shards import LocalShard, Tables
 from ssmpi.embedding.table import EmbeddingOptions, RowOptions
+from ssmpi.embedding.trackers import NOTHING
 from ssmpi.runtime.row_layout import RowLayout
 
 
@@ -26,14 +30,23 @@ class Replies:
         self.sent.append((dest, tag, buffer))
 
 
-def push_to(arenas, lookup, gradients, factor):
-    """Update the rows of a lookup as a transport does: at once if all are mapped, else by the sums of messages."""
-    if lookup.all_mapped:
-        lookup.push(gradients, arenas[0].options.optimizer.numbers, factor)
-        return
-    summed = lookup.summed(gradients)
-    for arena, part in zip(arenas, lookup.parts, strict=True):
-        rows = lookup.rows[part]
-        arena.check(rows)
-        assert len(np.unique(rows)) == len(rows), "each is updated once"
-        arena.update(rows, summed[part], factor)
+class LateShard(LocalShard):
+    """Rows of a PS of this process, whose replies arrive when they are waited for. ``messages`` has the kind, the
+    payload and the reply, if there is one, of each message.
+    """
+
+    def __init__(self, arena, **how):
+        super().__init__(arena, **how)
+        self.messages = []
+
+    def send(self, kind, payload, reply, *whose):
+        answer = None if reply is None else np.empty_like(reply)
+        super().send(kind, payload, answer, *whose)
+        self.messages.append((kind, payload.copy(), answer))
+        return [] if reply is None else [SimpleNamespace(Test=lambda: np.copyto(reply, answer) or True)]
+
+
+def tables_of(arenas, mapped, tracking=NOTHING):
+    """Tables on PSs of this process: those whose numbers are in ``mapped`` are mapped, messages reach the others."""
+    shards = [LateShard(arena, mapped=k in mapped, tracking=tracking) for k, arena in enumerate(arenas)]
+    return Tables(shards, arenas[0].placement, arenas[0].options, tracking=tracking)

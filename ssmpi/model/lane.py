@@ -94,7 +94,7 @@ class HomeModel(MemberModel):
 
     def close(self) -> None:
         """Wait for the helpers' last steps, and let them end."""
-        _begin_step(self._words, self._helpers, CLOSE)
+        _begin_step(self._words, self._helpers, CLOSE, 0)
         self.channel.check()
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows import row_options
-from test_lookup import CARDINALITIES, OPTIONS, SomeMapped, whole_table
+from rows import row_options, tables_of
+from test_lookup import CARDINALITIES, OPTIONS, whole_table
 
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
@@ -47,7 +47,7 @@ def placed(options, mapped_ones=(0, 1)):
     placement = place(CARDINALITIES, 2)
     options = replace(options, settings=replace(options.settings, pooling="trainer"))
     arenas = [Arena(options, placement, server, seed=3) for server in range(2)]
-    return Lookups(SomeMapped(arenas, mapped_ones), thread=0), arenas
+    return Lookups(tables_of(arenas, mapped_ones), thread=0), arenas
 
 
 def pooled(tables, lists, weights, width):

@@ -6,14 +6,13 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import initial_row, mix
-from rows import row_options
+from rows import row_options, tables_of
 
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import key_kernels as kernels
@@ -130,42 +129,19 @@ def check_values(values, row, key):
     np.testing.assert_array_equal(values[1][row], np.float32(BEGIN.state))
 
 
-@dataclass
-class SomeMapped:
-    """PSs of one keyed feature or more, every second of which is mapped; the others are asked."""
-
-    tables: list  # by PS, then by feature
-    plain: int = 1  # features before them
-
-    @property
-    def placement(self):
-        features = self.plain + len(self.tables[0])
-        return SimpleNamespace(cardinalities=range(features), keyed=tuple(range(self.plain, features)))
-
-    @property
-    def maps(self):
-        nothing = np.empty(0, np.int64)
-        return [
-            [array for t in tables for array in ((t.maps, t.seen) if p % 2 == 0 else (nothing, nothing))]
-            for p, tables in enumerate(self.tables)
-        ]
-
-    def find(self, asked, thread):
-        answers = []
-        for p, (tables, each) in enumerate(zip(self.tables, asked, strict=True)):
-            answers.append(np.empty(len(each), np.int32))
-            for feature, table in enumerate(tables):
-                mine = each[:, 1] == feature
-                rows = table.resolve(each[mine, 0].copy(), each[mine, 2].copy())
-                answers[-1][mine] = np.where(rows < 0, 1, rows * len(self.tables) + p)
-        return answers
+def tables_on(servers, keyed, plain, mapped, **dynamic):
+    """Tables on so many PSs, of features without keys and then ``keyed`` ones, and the latter of each PS by number."""
+    options = DynamicOptions(**dynamic)
+    placement = place([9] * plain + [0] * keyed, servers, options, [f"feature {k}" for k in range(plain + keyed)])
+    arenas = [Arena(row_options(2, dynamic=options), placement, server, seed=5) for server in range(servers)]
+    return tables_of(arenas, mapped), [arena.keyed for arena in arenas]
 
 
-def answered(ids, keys, places):
+def answered(ids, keys, tables):
     """The ids as an array, those of ``keys`` that are awaited as their PSs find them."""
     array = np.asarray(ids).copy()
     for asked, found in (
-        zip(ids.awaited.asked, places.find(ids.awaited.asked, 0), strict=True) if ids.awaited.asked else ()
+        zip(ids.awaited.asked, tables.find(ids.awaited.asked, 0), strict=True) if ids.awaited.asked else ()
     ):
         for (key, feature, _), id_ in zip(asked.tolist(), found.tolist(), strict=True):
             array[keys[:, feature] == key, 1 + feature] = id_
@@ -178,24 +154,24 @@ KEYS = st.lists(st.integers(-(2**63), 2**63 - 1).filter(bool), min_size=1, max_s
 @given(st.lists(KEYS, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 2**32))
 def test_a_batch_is_translated_by_mapped_maps_and_by_asking(keys, servers, seed):
     """Some PSs are mapped, the others asked: ids are row * PSs + PS, 0 for missing; the features may share keys."""
-    places = SomeMapped([[table_over(DynamicOptions(keys=60), rows=62)[0] for _ in keys] for _ in range(servers)])
-    lookup, generator = KeyLookup(places, 0, counts=True), np.random.default_rng(seed)
+    tables, keyed = tables_on(servers, len(keys), plain=1, mapped=range(0, servers, 2), keys=60 * servers)
+    lookup, generator = KeyLookup(tables, 0, counts=True), np.random.default_rng(seed)
     looked_up = [set() for _ in keys]
     for rows in (7, 40, 25):
         batch = np.stack([generator.choice([0, *of_one], rows) for of_one in keys], axis=1).astype(np.int64)
         plain = generator.integers(0, 2**31, (rows, 1), np.int32)
-        ids = answered(lookup.ids(Batch(plain, np.empty((rows, 0)), np.empty(rows), batch)), batch, places)
+        ids = answered(lookup.ids(Batch(plain, np.empty((rows, 0)), np.empty(rows), batch)), batch, tables)
         np.testing.assert_array_equal(ids[:, 0], plain[:, 0])
         for feature, column in enumerate(batch.T):
             looked_up[feature] |= set(column[column != 0].tolist())
             for key, id_ in zip(column.tolist(), ids[:, 1 + feature].tolist(), strict=True):
                 row, p = divmod(id_, servers)
-                assert id_ == 0 if key == 0 else places.tables[p][feature].keys[row] == key
+                assert id_ == 0 if key == 0 else keyed[p][1 + feature].keys[row] == key
     for feature, wanted in enumerate(looked_up):
-        tables = [of_one[feature] for of_one in places.tables]
-        seen = [int(key) for table in tables for key in table.keys[table.in_use()]]
+        parts = [of_one[1 + feature] for of_one in keyed]
+        seen = [int(key) for table in parts for key in table.keys[table.in_use()]]
         assert sorted(seen) == sorted(wanted), "each has one row"
-        assert all((table.seen[table.in_use()] == kernels.SEEN).all() for table in tables)
+        assert all((table.seen[table.in_use()] == kernels.SEEN).all() for table in parts)
     awaited = lookup.ids(Batch(plain, np.empty((rows, 0)), np.empty(rows), batch)).awaited
     expected = {
         (key, feature, int(np.sum(column == key)))
@@ -218,8 +194,8 @@ def test_a_row_is_freed_after_more_than_that_many_examples():
 
 
 def test_keys_without_a_row_share_one():
-    table = table_over(DynamicOptions(keys=60, admit_after=3), rows=62)[0]
-    lookup = KeyLookup(SomeMapped([[table]], plain=0), 0, counts=True)
+    tables, (keyed,) = tables_on(1, 1, plain=0, mapped=[0], keys=60, admit_after=3)
+    lookup, table = KeyLookup(tables, 0, counts=True), keyed[0]
     keys = np.array([[9], [8], [0], [9]], np.int64)
     batch = Batch(np.empty((4, 0), np.int32), np.empty((4, 0)), np.empty(4), keys)
     assert np.asarray(lookup.ids(batch))[:, 0].tolist() == [1, 1, 0, 1]

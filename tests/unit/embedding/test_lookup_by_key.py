@@ -1,12 +1,12 @@
 """Keys and rows of PSs on other hosts in one round trip, against the same tables mapped: to the bit."""
 
-import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rows import Replies, push_to, row_options
+from rows import row_options, tables_of
 
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
@@ -14,72 +14,25 @@ from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions, FeatureOptions
 from ssmpi.embedding.key_kernels import RESERVED, SHARED_ID, owner_of
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
+from ssmpi.embedding.trackers import Tracking
 from ssmpi.runtime.errors import DataError
-from ssmpi.runtime.mpi.service import request_tag
 
 SIZES, NAMES, DIM = (0, 30, 0), ("user", "shop", "item"), 4
-NOTHING = np.empty(0, np.float32)
-
-
-class SomeMapped:
-    """A transport to PSs of this process, of which those in ``near`` are mapped. The others answer requests at once,
-    and their replies arrive when they are waited for. ``trips`` has how many keys each of them is asked for, by batch.
-    """
-
-    def __init__(self, arenas, near):
-        self.arenas, self.near = arenas, near
-        self.placement, self.options = arenas[0].placement, arenas[0].options
-        self.replies = [Replies() for _ in arenas]
-        self.servers = [EmbeddingServer(*each) for each in zip(arenas, self.replies, strict=True)]
-        self.arriving, self.trips = [], []
-
-    @property
-    def mapped(self):
-        pairs = [(a.weights, a.state) if p in self.near else (NOTHING,) * 2 for p, a in enumerate(self.arenas)]
-        return list(itertools.chain(*pairs))
-
-    @property
-    def maps(self):
-        nothing = np.empty(0, np.int64)
-        return [a.keyed.maps if p in self.near else [nothing] * len(a.keyed.maps) for p, a in enumerate(self.arenas)]
-
-    def find(self, asked, thread):
-        assert not any(len(each) for p, each in enumerate(asked) if p not in self.near), "they are asked with rows"
-        return [arena.keyed.find(each) for arena, each in zip(self.arenas, asked, strict=True)]
-
-    def ask(self, lookup, thread):
-        arriving, keys = [], {}
-        for p, part in enumerate(lookup.parts):
-            if p not in self.near and part.start < part.stop:
-                payload, reply = lookup.request(p)
-                keys[p] = len(wire.read_pull(payload).keys)
-                self.servers[p].handle(0, request_tag(wire.PULL, thread), payload.view(np.uint8).copy())
-                arriving.append((payload, reply, [content for *_, content in self.replies[p].sent]))
-                self.replies[p].sent = []
-        self.arriving.append(arriving)
-        self.trips.append(keys)
-
-    def collect(self, lookup):
-        for _, reply, (content,) in self.arriving.pop(0):
-            assert len(content) == reply.nbytes
-            reply.view(np.uint8).reshape(-1)[:] = content
-
-    def push(self, lookup, gradients, factor, thread):
-        push_to(self.arenas, lookup, gradients, factor)
+COUNTED = Tracking("mfu", 0.5)
 
 
 def tables(dynamic, servers, near):
-    """Lookups of tables on so many PSs, and their transport."""
+    """Lookups of tables on so many PSs, of which those ``near`` are mapped, the tables, and the arenas."""
     options = row_options(DIM, dynamic=dynamic)
     placement = place(SIZES, servers, dynamic, NAMES)
-    transport = SomeMapped([Arena(options, placement, server, seed=3) for server in range(servers)], near)
+    arenas = [Arena(options, placement, server, seed=3) for server in range(servers)]
+    found = tables_of(arenas, near, COUNTED)
 
     def lookups(*, counts):
-        return Lookups(transport, 0, PrefetchedRows(lambda: False) if counts else None)
+        return Lookups(found, 0, PrefetchedRows(lambda: False) if counts else None)
 
-    return lookups, transport
+    return lookups, found, arenas
 
 
 def batch_of(generator, rows):
@@ -100,10 +53,13 @@ def rows_in_use(arena):
 
 
 def train(dynamic, servers, near, parts, seed):
-    """Parts of batches, pulled ahead, with a pause behind each, then batches that do not count: all values pulled, and
-    what the PSs hold.
+    """Parts of batches, pulled ahead, with a pause behind each, then batches that do not count: all values pulled, what
+    the PSs hold and have counted, and the tables.
     """
-    generator, (lookups, transport) = np.random.default_rng(seed), tables(dynamic, servers, near)
+    generator, (lookups, found, arenas) = np.random.default_rng(seed), tables(dynamic, servers, near)
+    accesses = [np.zeros(len(arena.weights), np.int64) for arena in arenas]
+    for arena, counts in zip(arenas, accesses, strict=True):
+        arena.set_observer(partial(np.add.at, counts))
     pulled, now, scoring, training = [], 0, lookups(counts=False), lookups(counts=True)
     for part in parts:
         for batch, lookup in training.prefetched([batch_of(generator, rows) for rows in part]):
@@ -113,11 +69,11 @@ def train(dynamic, servers, near, parts, seed):
             assert lookup.occurrences().min() > 0
             now += len(batch)
         pulled += [lookup.values.copy() for _, lookup in scoring.prefetched([batch_of(generator, 9)])]
-        for arena in transport.arenas:
+        for arena in arenas:
             arena.keyed.sweep(now)
-    held = [values[rows_in_use(arena)] for arena in transport.arenas for values in (arena.weights, arena.state)]
-    held += [array for a in transport.arenas for t in a.keyed.values() for array in (t.keys, t.seen, t.candidates())]
-    return [*pulled, *held], transport
+    held = [values[rows_in_use(arena)] for arena in arenas for values in (arena.weights, arena.state)]
+    held += [array for a in arenas for t in a.keyed.values() for array in (t.keys, t.seen, t.candidates())]
+    return [*pulled, *held, *accesses], found
 
 
 RULES = st.builds(
@@ -134,13 +90,14 @@ PARTS = st.lists(st.lists(st.sampled_from([7, 20, 1]), max_size=3), min_size=1, 
 @example(DynamicOptions(keys=60), 2, {1}, [[20, 20], [20]], 1)
 def test_who_maps_the_rows_does_not_matter(dynamic, servers, near, parts, seed):
     expected, _ = train(dynamic, servers, set(range(servers)), parts, seed)
-    found, transport = train(dynamic, servers, near & set(range(servers)), parts, seed)
+    found, mixed = train(dynamic, servers, near, parts, seed)
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    far = set(range(servers)) - near
-    assert len(transport.trips) == (sum(map(len, parts)) + len(parts) if far else 0), "one for each batch"
-    assert all(set(keys) <= far for keys in transport.trips)
+    for server, shard in enumerate(mixed.shards):
+        kinds = [kind for kind, *_ in shard.messages]
+        assert set(kinds) <= ({wire.FIND} if server in near else {wire.PULL, wire.PUSH})
+        assert kinds.count(wire.PULL) <= sum(map(len, parts)) + len(parts), "one for each batch"
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
@@ -148,39 +105,37 @@ def test_who_maps_the_rows_does_not_matter(dynamic, servers, near, parts, seed):
 def test_keys_move_the_bytes_of_their_formula(servers, after):
     """Requests: rows by number, those that features share, and keys; replies: numbers of keys' rows, all rows."""
     dynamic = DynamicOptions(keys=60, admit_after=after)
-    lookups, transport = tables(dynamic, servers, set())
+    lookups, found, _ = tables(dynamic, servers, set())
     own, generator, sightings = lookups(counts=True), np.random.default_rng(5), {}
     for _ in range(6):
-        batch, moved = batch_of(generator, 20), []
+        batch = batch_of(generator, 20)
         asked = [(k, f) for f, column in enumerate(batch.keys.T) for k in np.unique(column).tolist() if k]
         for key, feature in asked:
             times = int(np.sum(batch.keys[:, feature] == key))
             sightings[key, feature] = sightings.get((key, feature), 0) + times
         rows = len(np.unique(batch.ids)) + int(np.sum((batch.keys == 0).any(axis=0)))
-        found = sum(sightings[each] >= after for each in asked)
+        admitted = sum(sightings[each] >= after for each in asked)
         lookup = own.ask(own._keys.ids(batch))
-        for payload, _, replies in transport.arriving[0]:
-            moved += [payload.nbytes, *map(len, replies)]
-        messages = len(transport.trips[-1])
-        with_keys = [server for server, keys in transport.trips[-1].items() if keys]
-        assert set(with_keys) == {int(owner_of(key, servers)) for key, _ in asked}
-        expected = wire.key_bytes(len(asked)) + wire.pulled_bytes(messages, rows + 2 + len(asked), DIM)
-        assert 0 <= sum(moved) - expected < messages * 4 * DIM, "ids fill whole rows"
+        sent = [(server, *shard.messages.pop()) for server, shard in enumerate(found.shards) if shard.messages]
+        with_keys = {server for server, _, payload, _ in sent if len(wire.read_pull(payload).keys)}
+        assert with_keys == {int(owner_of(key, servers)) for key, _ in asked}
+        moved = sum(payload.nbytes + reply.nbytes for *_, payload, reply in sent)
+        expected = wire.key_bytes(len(asked)) + wire.pulled_bytes(len(sent), rows + 2 + len(asked), DIM)
+        assert 0 <= moved - expected < len(sent) * 4 * DIM, "ids fill whole rows"
         own.arrive(lookup)
-        assert lookup.unique_count == rows + found + len({f for k, f in asked if sightings[k, f] < after})
+        assert lookup.unique_count == rows + admitted + len({f for k, f in asked if sightings[k, f] < after})
 
 
 @pytest.mark.parametrize("features", [[0, 2], [-1, 0], [1, 0]])
 def test_a_server_refuses_features_that_it_does_not_know(features):
-    _, transport = tables(DynamicOptions(keys=60), 1, set())
+    _, _, (arena,) = tables(DynamicOptions(keys=60), 1, set())
     asked = np.array([(7, feature, 1) for feature in features], np.int64)
     with pytest.raises(DataError, match="asked for keys of features other than the 2 keyed ones, in their order"):
-        transport.arenas[0].keyed.find(asked)
+        arena.keyed.find(asked)
 
 
 def test_a_server_says_which_keys_have_no_row():
-    _, transport = tables(DynamicOptions(keys=60, admit_after=2), 2, set())
-    arena = transport.arenas[1]
+    _, _, (_, arena) = tables(DynamicOptions(keys=60, admit_after=2), 2, set())
     asked = np.array([(7, 0, 1), (8, 0, 2), (8, 1, 1), (9, 1, 5)], np.int64)
     item = arena.parts[-1]
     assert item.table == 2

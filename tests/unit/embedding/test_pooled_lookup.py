@@ -1,10 +1,12 @@
 """Bags that embedding PSs pool, against the same lookups by row: real requests, answered by real servers."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows import row_options
+from rows import row_options, tables_of
 from test_bag_lookup import FEATURES, bags_of, drawn
 from test_lookup import CARDINALITIES
 
@@ -12,80 +14,31 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.pooling import TableTraffic, counted, pooled_tables
-from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
+from ssmpi.embedding.trackers import NOTHING, Tracking
 from ssmpi.runtime.errors import DataError
-from ssmpi.runtime.mpi.service import request_tag
 
-NOTHING = np.empty(0, np.float32)
+COUNTED = Tracking("mfu")
 LENGTHS = (2.5, 1.0, 2.5)  # the second feature is no list
 
 
-class Posts:
-    """The service of a server whose clients are in this process."""
-
-    rank, size = 0, 1
-
-    def buffer(self, size):
-        return np.empty(size, np.uint8)
-
-    def reply(self, source, thread, buffer):
-        self.replied = buffer
+def over(options, servers=2, near=(), tracking=NOTHING):
+    """Tables on PSs of this process, their arenas, and the accesses to the rows of each."""
+    placement = place(CARDINALITIES, servers, lengths=LENGTHS)
+    arenas, seen = [Arena(options, placement, k, seed=3) for k in range(servers)], [Counter() for _ in range(servers)]
+    for arena, counts in zip(arenas, seen, strict=True):
+        arena.set_observer(lambda rows, times, counts=counts: counts.update(dict(zip(rows, times, strict=True))))
+    return tables_of(arenas, near, tracking), arenas, seen
 
 
-class Direct:
-    """A transport that hands each request to its server at once; it counts bytes, and what they were for."""
-
-    all_mapped = False
-
-    def __init__(self, options, servers=2, near=(), counted=False):
-        self.options = options
-        self.placement, self.near = place(CARDINALITIES, servers, lengths=LENGTHS), near
-        self.arenas = [Arena(options, self.placement, k, seed=3) for k in range(servers)]
-        self.posts, self.seen = Posts(), [[] for _ in range(servers)]
-        self.servers = [EmbeddingServer(a, self.posts, counts=b"" if counted else None) for a in self.arenas]
-        for arena, seen in zip(self.arenas, self.seen, strict=True):
-            arena.set_observer(
-                lambda rows, times, seen=seen: seen.append(dict(zip(rows.tolist(), times.tolist(), strict=True)))
-            )
-        self.counted, self.pulled, self.pushed, self.bags = counted, 0, 0, 0
-
-    @property
-    def mapped(self):
-        pairs = [(a.weights, a.state) if k in self.near else (NOTHING,) * 2 for k, a in enumerate(self.arenas)]
-        return [array for pair in pairs for array in pair]
-
-    def ask(self, lookup, thread):
-        self.pulled = 0
-        for k, part in enumerate(lookup.parts):
-            if k not in self.near and part.start < part.stop:
-                payload, reply = lookup.request(k)
-                self.servers[k].handle(0, request_tag(wire.PULL, thread), payload.view(np.uint8))
-                reply[...] = self.posts.replied.view(np.float32).reshape(reply.shape)
-                self.pulled += payload.nbytes + reply.nbytes
-                self.bags += bool(wire.read_pull(payload).bags)
-
-    def collect(self, lookup):
-        pass
-
-    def push(self, lookup, gradients, factor, thread):
-        self.pushed = 0
-        times = lookup.occurrences() if self.counted else None
-        summed = lookup.summed(gradients)
-        pooled = lookup.pushed_bags(gradients)
-        for k, part in enumerate(lookup.parts):
-            single, bags = pooled.get(k, (part, None))
-            each = None if times is None else times[single]
-            if k in self.near:
-                self.arenas[k].update(lookup.rows[part], summed[part], factor, each)
-            elif part.start < part.stop:
-                message = wire.push(factor, lookup.rows[single], summed[single], each, bags)
-                self.servers[k].handle(0, request_tag(wire.PUSH, thread), message.view(np.uint8))
-                self.pushed += message.nbytes
+def sent(tables, kind):
+    """Payloads and replies of all messages of a kind."""
+    return [message[1:] for shard in tables.shards for message in shard.messages if message[0] == kind]
 
 
-def of(transport):
-    return Lookups(transport, thread=0)
+def pooled(tables):
+    """How many requests had bags."""
+    return sum(wire.read_pull(payload).bags is not None for payload, _ in sent(tables, wire.PULL))
 
 
 def options_of(pooling, **others):
@@ -108,29 +61,28 @@ def test_pooled_and_unpooled_agree(servers, near, weighted, optimizer):
     """To the bit where no list has rows on two PSs; accesses are counted alike."""
     generator = np.random.default_rng(servers)
     options = [options_of(pooling, optimizer=optimizer) for pooling in ("trainer", "server")]
-    transports = [Direct(each, servers, near, counted=True) for each in options]
-    lookups = [of(transport) for transport in transports]
+    tables, arenas, seen = zip(*(over(each, servers, near, COUNTED) for each in options), strict=True)
+    lookups, ids = [Lookups(each, thread=0) for each in tables], 0
     for batch in (9, 3, 14):
         lists, weights = one_each(*drawn(generator, batch, weighted=weighted))
         gradients = generator.normal(size=(batch, FEATURES, 4)).astype(np.float32)
         found = []
-        for lookup, transport in zip(lookups, transports, strict=True):
+        ids += sum(len(bag) for row in lists for bag in row)
+        for lookup in lookups:
             rows = lookup.pull(bags_of(lists, weights, first=batch % 4))
             found.append(rows.values.copy())
             lookup.push(rows, gradients, 0.5)
-            transport.seen = [each[:] for each in transport.seen]
         if servers == 1:
             np.testing.assert_array_equal(*found)
         np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(found[0][:, 1], found[1][:, 1])
     if servers > len(near):
-        assert [transport.bags > 0 for transport in transports] == [False, True]
-    for one, other in zip(transports[0].arenas, transports[1].arenas, strict=True):
+        assert [pooled(each) > 0 for each in tables] == [False, True]
+    for one, other in zip(*arenas, strict=True):
         np.testing.assert_array_equal(one.weights, other.weights)
         np.testing.assert_array_equal(one.state, other.state)
-    assert [[dict(sorted(s.items())) for s in seen] for seen in transports[0].seen] == [
-        [dict(sorted(s.items())) for s in seen] for seen in transports[1].seen
-    ]
+    assert seen[0] == seen[1]
+    assert sum(counts.total() for counts in seen[0]) == ids
 
 
 @given(st.data())
@@ -138,7 +90,8 @@ def test_any_lists(data):
     """Lists of any lengths, on any number of PSs: to the bit what one PS sends by row, if no table is split."""
     servers = data.draw(st.integers(1, 3))
     options = [options_of(pooling, optimizer="sgd", rate=0.1) for pooling in ("trainer", "server")]
-    lookups = [of(Direct(each, servers)) for each in options]
+    tables, arenas, _ = zip(*(over(each, servers) for each in options), strict=True)
+    lookups = [Lookups(each, thread=0) for each in tables]
     bag = [st.lists(st.integers(0, rows - 1), max_size=4) for rows in CARDINALITIES]
     for _ in range(2):
         lists = data.draw(st.lists(st.tuples(*bag), max_size=5))
@@ -152,7 +105,7 @@ def test_any_lists(data):
         gradients = np.arange(found[0].values.size, dtype=np.float32).reshape(found[0].values.shape)
         for lookup, rows in zip(lookups, found, strict=True):
             lookup.push(rows, gradients)
-        for one, other in zip(*(lookup._tables.arenas for lookup in lookups), strict=True):
+        for one, other in zip(*arenas, strict=True):
             np.testing.assert_array_equal(one.weights, other.weights)
 
 
@@ -160,8 +113,8 @@ def test_any_lists(data):
 @pytest.mark.parametrize("counted", [False, True])
 def test_messages_have_the_bytes_of_their_formulas(weighted, counted):
     generator, options = np.random.default_rng(1), options_of("server")
-    transport = Direct(options, 1, counted=counted)
-    lookups = of(transport)
+    tables, *_ = over(options, 1, tracking=COUNTED if counted else NOTHING)
+    lookups = Lookups(tables, thread=0)
     lists, weights = one_each(*drawn(generator, 12, weighted=weighted))
     rows = lookups.pull(bags_of(lists, weights))
     lookups.push(rows, np.ones_like(rows.values))
@@ -170,20 +123,20 @@ def test_messages_have_the_bytes_of_their_formulas(weighted, counted):
     ids = sum(len(row[f]) for row in lists for f in (0, 2))
     unique = len({(f, i) for row in lists for f in (0, 2) for i in row[f]})
     bag_bytes = wire.pulled_bag_bytes(bags, ids, 4, weighted=weighted)
-    assert transport.pulled == wire.pulled_bytes(1, singles, 4) + bag_bytes
+    ((asked, reply),), ((pushed, _),) = sent(tables, wire.PULL), sent(tables, wire.PUSH)
+    assert asked.nbytes + reply.nbytes == wire.pulled_bytes(1, singles, 4) + bag_bytes
     bag_bytes = wire.pushed_bag_bytes(bags, unique, ids, 4, weighted=weighted)
-    assert transport.pushed == wire.pushed_bytes(1, singles, 4, counted=counted) + bag_bytes
-    assert transport.bags == 1
+    assert pushed.nbytes == wire.pushed_bytes(1, singles, 4, counted=counted) + bag_bytes
+    assert pooled(tables) == 1
 
 
 def test_a_row_beyond_the_arena_is_refused():
-    options = options_of("server")
-    server = Direct(options, 1).servers[0]
+    (shard,) = over(options_of("server"), 1)[0].shards
     for singles, rows in (([200], [0]), ([0], [200])):
         singles, rows, ends = (np.array(each, np.int32) for each in (singles, rows, [1]))
-        message = wire.pull(singles, wire.PulledBags(rows, ends, NOTHING))
+        message = wire.pull(singles, wire.PulledBags(rows, ends, np.empty(0, np.float32)))
         with pytest.raises(DataError, match="asked for row 200 of 137"):
-            server.handle(0, request_tag(wire.PULL, 0), message.view(np.uint8))
+            shard.send(wire.PULL, message, None)
 
 
 def test_what_is_less_to_send_is_pooled():
