@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.files import save_array
 from data_prep.preparation import Preparation
 from data_prep.rows import Rows
-from data_prep.vocabulary.token_tables import look_up, lookup_bytes
+from data_prep.vocabulary.token_tables import LAYOUT, look_up, lookup_bytes
 from data_prep.vocabulary.vocabulary_file import RESERVED_IDS, Vocabulary
 from ssmpi.data.schema import KEY_OF_ZERO, MISSING_ID, MISSING_KEY
 
@@ -90,4 +90,4 @@ def drop_tables(job: Preparation) -> None:
 
 
 def _folder(job: Preparation) -> Path:
-    return job.work / "lookup"
+    return job.work / f"lookup-{LAYOUT}"

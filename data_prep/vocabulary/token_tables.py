@@ -23,6 +23,7 @@ AHEAD = 16  # rows between the one being looked up and the one whose slot is pre
 HALF = np.uint64(32)
 MIX = np.uint64(0x9E3779B97F4A7C15)
 DIGIT_BITS = 11  # of a radix sort
+LAYOUT = "pairs"  # of a lookup table in a file, where a killed job of another version may have left another one
 
 
 @njit(cache=True, nogil=True)

@@ -17,8 +17,11 @@ from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
 from data_prep.raw.text_stream import TextStream
 from data_prep.vocabulary import encoding
+from data_prep.vocabulary.token_tables import LAYOUT
 from ssmpi.data import hdf5_file
 from ssmpi.runtime.errors import DataError
+
+LOOKUP = f"lookup-{LAYOUT}"
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def raw(tmp_path):
 
 FULL = [
     ("fit_vocabulary", 800, "vocabulary.h5"),
-    ("shared", 200, ".prepare/lookup/0.npy"),
+    ("shared", 200, f".prepare/{LOOKUP}/0.npy"),
     ("scatter", 500, ".prepare/pieces/piece-0000-000000.rows"),
     ("write_shards", 9000, "train/shard-00000.h5"),
 ]
@@ -116,9 +119,29 @@ def test_what_is_no_longer_needed_is_removed(raw, tmp_path, monkeypatch):
     work, real, found = tmp_path / "out" / ".prepare", module.write_shards, {}
 
     def spy(*arguments):
-        found.update({name: (work / name).exists() for name in ("lookup", "merged", "pieces")})
+        found.update({name: (work / name).exists() for name in (LOOKUP, "merged", "pieces")})
         return real(*arguments)
 
     monkeypatch.setattr(module, "write_shards", spy)
     assert main(["criteo", str(raw), "-o", str(tmp_path / "out")]) == 0
-    assert found == {"lookup": False, "merged": False, "pieces": True}
+    assert found == {LOOKUP: False, "merged": False, "pieces": True}
+
+
+def test_tables_that_an_earlier_version_left_when_it_was_killed_are_not_read(raw, tmp_path, monkeypatch):
+    """They were arrays uint64 (slots,), in a folder of that name."""
+    out, left = tmp_path / "out", tmp_path / "out" / ".prepare" / "lookup"
+    monkeypatch.setattr(encoding, "lookup_bytes", lambda tokens: 1 << 40)  # so large that tables go to files
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "shared", lambda *unused: exit("killed"))
+        with pytest.raises(SystemExit, match="killed"):
+            main(["criteo", str(raw), "-o", str(out)])
+    left.mkdir()
+    for feature in range(26):
+        save_array(left / f"{feature}.npy", np.zeros(1 << 10, np.uint64))
+    assert main(["criteo", str(raw), "-o", str(out)]) == 0
+    assert main(["criteo", str(raw), "-o", str(tmp_path / "whole")]) == 0
+    assert load_whole(out) == load_whole(tmp_path / "whole")
+
+
+def load_whole(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.h5")}
