@@ -111,7 +111,7 @@ class Result:
         from ssmpi.state.checkpoint import model_files
         from ssmpi.state.checkpoint.data_origin import DataOrigin
 
-        setting = load(self.folder / RUN_FILE).data.folder
+        setting = load(self.folder / RUN_FILE, to_train=False).data.folder
         where = Path(data) if data else DataOrigin.of_model(model_files.find(self.folder), setting).find(setting)
         with tempfile.TemporaryDirectory() as beside:
             file = Path(beside) / "scores"

@@ -29,6 +29,7 @@ from ssmpi.model.places import Places
 from ssmpi.runtime import settings, user_code
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files import atomic_file
+from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import OWN_CODE, RUN_FILE, is_run_folder
 from ssmpi.runtime.mpi.waiting import WaitOptions
 from ssmpi.runtime.run_options import NO_SPLIT, CheckpointOptions, EvaluateOptions, RecoveryOptions, RunOptions
@@ -290,8 +291,10 @@ def differences(before: Config, now: Config) -> list[str]:
     return [f"{n} was {was.get(n)!r}, now {are.get(n)!r}" for n in names if was.get(n) != are.get(n)]
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a run file with overrides; SettingsError says what is wrong with it."""
+def load(path: Path, overrides: Sequence[str] = (), *, to_train: bool = True) -> Config:
+    """Read a run file with overrides; SettingsError says what is wrong with it. Settings that were removed are ignored,
+    with a warning, if the run is not ``to_train``: the model that it has left does not change.
+    """
     if is_run_folder(path):
         raise SettingsError(f"{path}: a folder, not a run file; '--resume {path}' resumes the run in it")
     sections = settings.read(path).keys()
@@ -300,10 +303,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
             f"{path}: a schema of a table, which 'ssmpi-prepare table' reads, not a run file; a run file names the"
             " folder of the prepared data as data.folder"
         )
+    ignored = None if to_train else list[str]()
     try:
-        found = settings.load(Config, path, overrides)
+        found = settings.load(Config, path, overrides, ignored=ignored)
     except settings.UnsetError as error:
         raise SettingsError(f"{error}; {SHORTEST}") from None
+    if ignored:
+        log.warning(f"{path}: ignored, because an earlier version had it: {', '.join(ignored)}")
     return _renamed(found, lambda name, setting: user_code.resolved(name, path.parent))
 
 

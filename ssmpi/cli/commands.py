@@ -122,6 +122,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from ssmpi.cluster import site
     from ssmpi.config import load
     from ssmpi.data.schema import read_manifest
+    from ssmpi.runtime.files.run_files import is_run_folder
     from ssmpi.runtime.host.host_memory import memory_limit
     from ssmpi.state.requirements import misfit, placement_of, splits_to_score
     from ssmpi.tools import plan as planner
@@ -129,7 +130,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
     inputs = recovery_inputs(arguments)
     where = site.load(arguments.site) if arguments.site else None
-    config = load(arguments.run_file, arguments.overrides)
+    config = load(arguments.run_file, arguments.overrides, to_train=not is_run_folder(arguments.run_file.parent))
     if not arguments.tables:
         splits_to_score(config, read_manifest(Path(config.data.folder)))
     sections = [planner.describe(config, where, arguments.tables)]

@@ -42,11 +42,20 @@ class UnsetError(SettingsError):
     """A setting that has no default is not set."""
 
 
-def load(cls: type[T], path: Path, overrides: Sequence[str] = (), kind: str = "run file") -> T:
+def load(
+    cls: type[T],
+    path: Path,
+    overrides: Sequence[str] = (),
+    kind: str = "run file",
+    ignored: list[str] | None = None,
+) -> T:
     """Read a file, apply overrides in order and build ``cls``; ``kind`` names the file in messages. SettingsError names
-    the overrides at fault, or else the file.
+    the overrides at fault, or else the file. A list ``ignored`` receives what removed settings in the file ask for,
+    which else is an error.
     """
     values = read(path, kind)
+    if ignored is not None:
+        ignored += drop_removed(cls, values)
     whole = overridden(values, overrides)
     try:
         return build(cls, whole)
@@ -145,12 +154,31 @@ def _without_removed(
     default, or all values that ask for nothing now, and what to do instead, if there is something. SettingsError for
     another value: what it asked for is gone.
     """
-    for key in removed.keys() & values.keys():
+    for key in _asked(removed, values):
         default, instead = removed[key]
         remedy = instead or f"leave it out; a run behaves as with its default of {json.dumps(default)}"
-        harmless = default if isinstance(default, tuple) else (default,)
-        require(values[key] in harmless, f"'{where}{key}' was removed: {remedy}")
+        raise SettingsError(f"'{where}{key}' was removed: {remedy}")
     return {key: value for key, value in values.items() if key not in removed}
+
+
+def drop_removed(cls: type, values: dict[str, Any], where: str = "") -> list[str]:
+    """Delete from ``values``, sections included, the keys that ``cls`` had in earlier versions; returns what those of
+    them ask for whose value is not harmless.
+    """
+    removed = getattr(cls, "REMOVED", {})
+    found = [f"{where}{key} = {values[key]!r}" for key in _asked(removed, values)]
+    for key in removed.keys() & values.keys():
+        del values[key]
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint) and isinstance(values.get(name), dict):
+            found += drop_removed(typing.cast(type, hint), values[name], f"{where}{name}.")
+    return found
+
+
+def _asked(removed: Mapping[str, tuple[object, str]], values: Mapping[str, Any]) -> list[str]:
+    """The removed keys whose values ask for something."""
+    harmless = {key: default if isinstance(default, tuple) else (default,) for key, (default, _) in removed.items()}
+    return [key for key, value in values.items() if key in removed and value not in harmless[key]]
 
 
 def dump(settings: DataclassInstance) -> str:

@@ -55,7 +55,7 @@ def parent_of(config: Config, manifest: DatasetManifest) -> Parent | None:
 
 def with_room(config: Config, model: Path, run: Path) -> Config:
     """``config``, which has its network, with room for all keys that ``run`` has saved in the folder ``model``."""
-    return saved_tables.with_room(config, model, load(run / RUN_FILE)).with_network(config.network)
+    return saved_tables.with_room(config, model, load(run / RUN_FILE, to_train=False)).with_network(config.network)
 
 
 def resumed(run: Path, config: Config, manifest: DatasetManifest, *, begun: bool, asked: bool) -> Parent | None:
@@ -100,7 +100,7 @@ def check_finished(run: Path, here: Path) -> None:
 
 def check_settings(run: Path, config: Config) -> None:
     """Raise SettingsError if rows or optimizer state of ``run`` would not fit this run."""
-    before, now = load(run / RUN_FILE).flat(), config.flat()
+    before, now = load(run / RUN_FILE, to_train=False).flat(), config.flat()
     remedies = {"embedding.dim": "set it back", **dict.fromkeys(OPTIMIZERS, f"set it back, or {FRESH}")}
     for name, remedy in remedies.items():
         if before[name] != now[name] and not (config.run.fresh_optimizer and name in OPTIMIZERS):

@@ -84,7 +84,7 @@ class DeltaModel(NamedTuple):
         tensors.
         """
         model_files.check_in_one_process(folder)
-        config = saved_network.of_model(load(run / RUN_FILE), folder)
+        config = saved_network.of_model(load(run / RUN_FILE, to_train=False), folder)
         export.check_operators(config, folder)
         return cls(folder, config, DataOrigin.of_model(folder, config.data.folder))
 

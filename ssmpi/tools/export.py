@@ -46,7 +46,7 @@ def export(run: Path, kind: str, file: Path | None) -> int:
     atomic_file.check_replaceable(target, mark)
     atomic_file.check(target)
     model_files.check_in_one_process(folder)
-    config = saved_network.of_model(load(run / RUN_FILE), folder)
+    config = saved_network.of_model(load(run / RUN_FILE, to_train=False), folder)
     print(f"{write(config, folder, target)}, from {folder}")
     return 0
 

@@ -73,7 +73,7 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> RunModel:
     model = model_files.find(run)
     if model != run / MODEL:
         say(f"{run}: not finished; scoring {model.name}")
-    config = load(run / RUN_FILE)
+    config = load(run / RUN_FILE, to_train=False)
     topology = dataclasses.replace(config.topology, sync_ps=0, group=1, homes="all")  # each scores with a whole model
     if ranks == 1:
         topology = Topology(trainers=1, threads=config.topology.threads, embedding_ps=0)

@@ -13,10 +13,12 @@ from datasets import flip_a_value
 from runs import train_over_threads
 
 from data_prep.cli import main
+from ssmpi import cli
 from ssmpi.model.replica import ThreadModel
-from ssmpi.runtime.errors import DataError, TrainingError, UserError
+from ssmpi.runtime.errors import DataError, SettingsError, TrainingError, UserError
 from ssmpi.runtime.files import atomic_file
 from ssmpi.state.checkpoint.store import read_manifest
+from ssmpi.state.request import RunRequest
 from ssmpi.tools import score
 from ssmpi.tools.export import export
 from ssmpi.tools.score import ScoringInput
@@ -85,6 +87,21 @@ def test_a_damaged_model_is_not_used(project, capsys, name, command):
         commands[command]()
     assert "NE" not in capsys.readouterr().out
     assert not Path("scores").exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "export", "plan", "report", "inspect", "summary"])
+def test_what_a_run_asked_of_an_earlier_version_does_not_lock_up_its_model(project, caplog, command):
+    settings = RUN / "run.toml"
+    settings.write_text(settings.read_text().replace("[sync]\n", "[sync]\nlife_span = 500\nfragments = 1\n"))
+    more = {"evaluate": ["--split", "test"], "predict": ["data", "--output", "scores"]}
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, str(settings if command == "plan" else RUN), *more.get(command, ())])
+    assert ended.value.code == 0
+    warned = [record.getMessage() for record in caplog.records if "life_span" in record.getMessage()]
+    reads_settings = command in ("evaluate", "predict", "export", "plan")
+    assert warned == [f"{settings}: ignored, because an earlier version had it: sync.life_span = 500"] * reads_settings
+    with pytest.raises(SettingsError, match=r"'sync\.life_span' was removed: set sync\.threshold_interval"):
+        RunRequest(None, (), run=RUN).load()
 
 
 def test_a_device_is_not_replaced_by_a_file(tmp_path):
