@@ -18,7 +18,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.model import processor
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.files import atomic_file, result_marker, run_files
-from ssmpi.runtime.files.run_files import LOCKS, OWN_CODE, RUN_FILE, VERSIONS
+from ssmpi.runtime.files.run_files import LOCKS, OWN_CODE, PARENT, RECOVERIES, RUN_FILE, VERSIONS
 from ssmpi.runtime.host import versions
 from ssmpi.runtime.host.clock import now
 from ssmpi.runtime.mpi.world import versions as mpi_versions
@@ -96,13 +96,15 @@ def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None)
 def is_unfinished(folder: Path, *more: str) -> bool:
     """Whether all that is there is what ``make`` writes before ``run.toml``, which makes it a run folder: it was
     killed, or found the disk full. A ``versions.json`` of another program is not ours to replace. ``more`` names files
-    that may be there too.
+    that may be there too, and what was not whole yet may be there in any case.
     """
     names = {path.name for path in folder.iterdir()} - {*LOCKS, *more} if folder.is_dir() else set()
     if VERSIONS in names and not OUR_VERSIONS.match((folder / VERSIONS).read_bytes()):
         return False
     begun = [name for name in names if re.fullmatch(rf"{VERSIONS}|{atomic_file.temporary(VERSIONS)}", name)]
-    before = "|".join((VERSIONS, *OWN_CODE.values(), atomic_file.temporary(f"{VERSIONS}|{RUN_FILE}")))
+    before = "|".join(
+        (VERSIONS, *OWN_CODE.values(), atomic_file.temporary("|".join((VERSIONS, RUN_FILE, PARENT, RECOVERIES))))
+    )
     return bool(begun) and all(re.fullmatch(before, name) for name in names) and not run_files.unknown_entries(folder)
 
 

@@ -67,14 +67,12 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
             if start:
                 return start
         del memory  # which is replaced
-    checkpoint = choose_checkpoint(job, plan)
+    checkpoint = choose_checkpoint(job, plan, launch, number)
     if resumes:
         how = checkpoint.name if checkpoint else FROM_BEGINNING
         job.agree(lambda: record(run, supervised, how, lost))
-    else:
-        job.agree(lambda: run_record.begin_start(run, launch, number))
-        if plan.previous != launch:
-            remove_everywhere(job, plan.config, plan.previous)
+    elif plan.previous != launch:
+        remove_everywhere(job, plan.config, plan.previous)
     return without_memory(job, plan, fresh(job, plan, supervised), checkpoint, number)
 
 
@@ -165,13 +163,15 @@ def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: P
     return Start(checkpoint, memory, ledger=ledger, timeline=timeline, parent=parent)
 
 
-def choose_checkpoint(job: Job, plan: ResumePlan) -> Path | None:
-    """The first undamaged checkpoint; each rank checks its share of the files. DataError if all are damaged."""
+def choose_checkpoint(job: Job, plan: ResumePlan, launch: str = "", number: int = 0) -> Path | None:
+    """The first undamaged checkpoint, which start ``number`` of a launch takes over; each rank checks its share of the
+    files. DataError if all are damaged.
+    """
     run, error = plan.config.run.path, ""
     for path in plan.checkpoints:
         error = next(filter(None, job.gather(store.find_error(path, job.rank, job.size))), "")
         if not error:
-            job.agree(partial(take_over, plan, path))
+            job.agree(partial(take_over, plan, path, launch, number))
             return path
         if job.rank == 0:
             log.warning(f"{path.name} cannot be used: {error}")
@@ -180,32 +180,32 @@ def choose_checkpoint(job: Job, plan: ResumePlan) -> Path | None:
     if plan.parent:
         job.agree(plan.parent.check)
         model_files.check(job, plan.parent.folder)
-    job.agree(partial(take_over, plan, None))
+    job.agree(partial(take_over, plan, None, launch, number))
     if job.rank == 0:
         log.info(f"no checkpoint: starting from {plan.parent or 'the beginning'}")
     return None
 
 
-def take_over(plan: ResumePlan, path: Path | None) -> None:
+def take_over(plan: ResumePlan, path: Path | None, launch: str, number: int) -> None:
     """Start from a checkpoint, or from the beginning: nothing rejects the request any more, so only now the run has its
-    settings, and the end of the last job is not the run's.
+    settings, and the end of the last job is not the run's. The record of the start comes last: with it a later start of
+    the launch goes on with these settings. It is not counted if the same launch restarts the job, which has its own
+    limit.
     """
-    run = plan.config.run.path
+    run, examples = plan.config.run.path, None
+    if not plan.again:
+        examples = store.read_manifest(path).state["examples"] if path else 0
+        run_record.check_progress(run, examples)
     if path:
-        resume_from(run, path, again=plan.again)
-    elif not plan.again:
-        run_record.count_start(run, 0)
+        resume_from(run, path)
     if plan.resumed:
         disk.remove_file(run / RESULT_NAME)
         config.save(run, plan.config)
+    run_record.begin_start(run, launch, number, examples)
 
 
-def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
-    """Record the start, unless the same launch restarts the job (``again``), which has its own limit; set newer
-    checkpoints aside, so that the next job resumes from what this one saves.
-    """
-    if not again:
-        run_record.count_start(run, store.read_manifest(path).state["examples"])
+def resume_from(run: Path, path: Path) -> None:
+    """Set newer checkpoints aside, so that the next job resumes from what this one saves."""
     log.info(f"resuming from {path}")
     for newer in store.Store(run).set_aside_after(path):
         log.warning(f"set aside, because it is newer: {newer}")

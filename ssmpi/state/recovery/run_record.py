@@ -155,11 +155,15 @@ def _changing(run: Path) -> Iterator[dict[str, Any]]:
             atomic_file.write(run / RECOVERIES, json.dumps(found, indent=1) + "\n")
 
 
-def begin_start(run: Path, launch: str, start: int = 1) -> None:
-    """Assign the run to a start of a launch."""
+def begin_start(run: Path, launch: str, start: int = 1, examples: int | None = None) -> None:
+    """Assign the run to a start of a launch, and in the same change record that this job begins after ``examples``,
+    unless None: a kill in between would leave a run that no launch began.
+    """
     with _changing(run) as found:
         earlier = found.get("earlier", 0) if launch == found["launch"] else len(found["recoveries"])
+        attempts = found["attempts"] if examples is None else [*found["attempts"], examples]
         found |= {"launch": launch, "start": start, "earlier": earlier, "folder": run.stat().st_ino}
+        found["attempts"] = attempts
 
 
 def begin_timeline(run: Path, start: int = 0) -> int:
@@ -205,8 +209,8 @@ def rows_saved(run: Path, durations: Mapping[int, float]) -> None:
         found[SAVING] = {**found.get(SAVING, {}), **more}
 
 
-def count_start(run: Path, examples: int) -> None:
-    """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
+def check_progress(run: Path, examples: int) -> None:
+    """Raise UserError if the last two jobs began after ``examples``, as this one does, and saved nothing later."""
     before = [place for place in RunRecord.read(run).attempts if place != NOT_BEGUN]
     if before[-MOST:] == [examples] * MOST:
         raise UserError(
@@ -214,6 +218,11 @@ def count_start(run: Path, examples: int) -> None:
             " and saved nothing later: their logs say why; if it was the time limit, raise it or lower"
             f' checkpoint.every_minutes. To try again, empty the list "attempts" in {run / RECOVERIES}'
         )
+
+
+def count_start(run: Path, examples: int) -> None:
+    """``check_progress``, and record that a job begins after ``examples``."""
+    check_progress(run, examples)
     add_attempt(run, examples)
 
 

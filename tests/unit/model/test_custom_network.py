@@ -328,7 +328,7 @@ def test_another_file_of_the_same_network_may_take_over(few, tmp_path):
     text = (run.folder / "run.toml").read_text().replace("network/net.py", "net.py")
     (moved / "run.toml").write_text(text)
     found = prepare(run, file=moved / "run.toml")
-    restart.take_over(found, found.checkpoints[0])
+    restart.take_over(found, found.checkpoints[0], "", 0)
     assert (run.folder / "network/net.py").read_text().startswith("# mended")
 
 

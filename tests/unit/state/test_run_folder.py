@@ -187,7 +187,8 @@ def test_a_start_that_was_killed_before_it_was_recorded_is_repeated_by_its_launc
     asked = request(tmp_path / "given.toml", *given, f"run.folder={run}")
     first, second = (replace(asked, supervised=Supervised("launch", start, 0.0)) for start in (1, 2))
     prepare(first)
-    (run / run_files.PARENT).touch()
+    for name in (run_files.PARENT, f".{run_files.RECOVERIES}.0123abcd.tmp"):
+        (run / name).touch()
     with pytest.raises(SettingsError, match="holds an earlier run"):  # another launch may not know whose it is
         prepare(first)
     assert not prepare(second).resumed

@@ -283,6 +283,21 @@ def test_what_no_memory_depends_on_may_change_between_two_launches(of_one_rank, 
     assert setting.partition("=")[2] in (run / "run.toml").read_text()
 
 
+def test_a_run_begins_and_has_its_launch_in_one_change(of_one_rank, monkeypatch):
+    """A kill between two of them left a run of no launch: its next start found an earlier run there."""
+    _, begin = of_one_rank
+    written, real = [], run_record.atomic_file.write
+
+    def spy(path, content):
+        if path.name == RECOVERIES:
+            written.append(json.loads(content))
+        real(path, content)
+
+    monkeypatch.setattr(run_record.atomic_file, "write", spy)
+    begin("launch", 1)
+    assert (written[0]["launch"], written[0]["start"], written[0]["attempts"]) == ("launch", 1, [0])
+
+
 def test_memory_on_a_host_that_the_run_came_back_to_is_stale(tmp_path, of_one_rank):
     """Its second launch ran on another host, where nothing was."""
     _, begin = of_one_rank
