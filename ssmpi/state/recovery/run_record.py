@@ -152,7 +152,11 @@ def _changing(run: Path) -> Iterator[dict[str, Any]]:
         found = dict(before)
         yield found
         if found != before:
-            atomic_file.write(run / RECOVERIES, json.dumps(found, indent=1) + "\n")
+            _write(run, found)
+
+
+def _write(run: Path, found: Mapping[str, Any]) -> None:
+    atomic_file.write(run / RECOVERIES, json.dumps(dict(found), indent=1) + "\n")
 
 
 def begin_start(run: Path, launch: str, start: int = 1, examples: int | None = None) -> None:
@@ -211,8 +215,10 @@ def rows_saved(run: Path, durations: Mapping[int, float]) -> None:
 
 def check_progress(run: Path, examples: int) -> None:
     """Raise UserError if the last two jobs began after ``examples``, as this one does, and saved nothing later."""
-    before = [place for place in RunRecord.read(run).attempts if place != NOT_BEGUN]
+    record = RunRecord.read(run)
+    before = [place for place in record.attempts if place != NOT_BEGUN]
     if before[-MOST:] == [examples] * MOST:
+        _write(run, record.found)  # the list may be that of an earlier version, in a file of its own
         raise UserError(
             f"{run}: the last {MOST} jobs of this run began after {examples:,} examples, as this one would,"
             " and saved nothing later: their logs say why; if it was the time limit, raise it or lower"

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 import random
 import signal
@@ -340,6 +341,19 @@ def test_where_jobs_began_is_read_once_from_the_file_of_earlier_versions(tmp_pat
     (tmp_path / "attempts.json").write_text("[9]")  # it is not looked at again
     run_record.add_attempt(tmp_path, 700)
     assert run_record.RunRecord.read(tmp_path).attempts == [*read, 700]
+
+
+def test_a_run_of_an_earlier_version_that_is_given_up_can_be_tried_again(tmp_path):
+    """As the message says."""
+    (tmp_path / "attempts.json").write_text("[500, 500]")
+    record = tmp_path / "recoveries.json"
+    record.write_text('{"launch": "", "start": 0, "recoveries": [], "timeline": 3}')
+    with pytest.raises(UserError, match=r'empty the list "attempts" in .*recoveries\.json'):
+        run_record.count_start(tmp_path, 500)
+    there = json.loads(record.read_text())
+    assert (there["timeline"], there["attempts"]) == (3, [500, 500])
+    record.write_text(json.dumps(there | {"attempts": []}))
+    run_record.count_start(tmp_path, 500)
 
 
 def test_due_by_examples_or_by_time():
