@@ -61,6 +61,8 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
         resumes = plan.again or any(not each.why for each in found)
         if resumes and not plan.again:
             job.agree(lambda: check_settings(plan.config))
+        elif not resumes and job.rank == 0:
+            log.warning(f"the memory that launch {launch} left cannot be used ({found[0].why})")
         if resumes:
             job.agree(lambda: run_record.begin_start(run, launch, number))
             start, lost = from_memory(job, plan, supervised, memory, found)

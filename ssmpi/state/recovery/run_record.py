@@ -11,7 +11,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,13 @@ REMEDY = (
     " then the next start resumes from the newest checkpoint, and the run's earlier recoveries are known only to its"
     " metrics.jsonl"
 )
+
+WHOLE_NUMBER = (lambda value: type(value) is int), "a whole number"
+FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType({  # what a reader relies on, beside a launch
+    **dict.fromkeys(("start", "timeline", "first_start", "earlier", "folder"), WHOLE_NUMBER),
+    "attempts": (lambda value: isinstance(value, list) and all(type(n) is int for n in value), "a list of numbers"),
+    "recoveries": (lambda value: all(isinstance(each, dict) for each in value), "a list of records"),
+})  # fmt: skip
 
 _writing = threading.RLock()  # row saves are recorded on a thread of their own
 
@@ -104,8 +111,13 @@ class RunRecord:
             raise DamageError(path, json_problem(error), REMEDY) from error
         match found:
             case {"launch": str(), "recoveries": list()}:
-                return cls({"start": 0, "attempts": _earlier_attempts(run), **found})
-        raise DamageError(path, "not a record of recoveries", REMEDY)
+                found = {"start": 0, "attempts": _earlier_attempts(run), **found}
+            case _:
+                raise DamageError(path, "not a record of recoveries", REMEDY)
+        for name, (valid, what) in FIELDS.items():
+            if not valid(found.get(name, 0)):
+                raise DamageError(path, f'"{name}" is {json.dumps(found[name])}, not {what}', REMEDY)
+        return cls(found)
 
     def is_own(self, run: Path) -> bool:
         """Whether it is of this run folder, and did not come here with a copy: the memory of the launch that it names

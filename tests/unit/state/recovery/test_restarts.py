@@ -298,7 +298,7 @@ def test_a_run_begins_and_has_its_launch_in_one_change(of_one_rank, monkeypatch)
     assert (written[0]["launch"], written[0]["start"], written[0]["attempts"]) == ("launch", 1, [0])
 
 
-def test_memory_on_a_host_that_the_run_came_back_to_is_stale(tmp_path, of_one_rank):
+def test_memory_on_a_host_that_the_run_came_back_to_is_stale(tmp_path, of_one_rank, caplog):
     """Its second launch ran on another host, where nothing was."""
     _, begin = of_one_rank
     here, there = memory_folder.of_launch(str(tmp_path), "launch"), tmp_path / "on another host"
@@ -309,6 +309,8 @@ def test_memory_on_a_host_that_the_run_came_back_to_is_stale(tmp_path, of_one_ra
     shutil.rmtree(here)
     there.rename(here)
     assert not begin("launch", 4, ahead=True)
+    why = "what is there is that of start 1, and start 3 began without memory"
+    assert f"the memory that launch launch left cannot be used ({why})" in caplog.messages
     assert begin("launch", 5, ahead=True)
 
 
@@ -367,7 +369,21 @@ def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named_once(tmp_p
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", '{"launch": 3, "recoveries": []}', '{"launch": "a", "recoveries": 1}', "{"]
+    "text",
+    [
+        *("{}", "[]", '{"launch": 3, "recoveries": []}', '{"launch": "a", "recoveries": 1}', "{"),
+        *(
+            '{"launch": "a", "recoveries": [], %s}' % more
+            for more in (
+                '"attempts": null',
+                '"attempts": "57"',
+                '"attempts": {"5": 7}',
+                '"attempts": ["5"]',
+                '"start": []',
+            )
+        ),
+        '{"launch": "a", "recoveries": [3]}',
+    ],
 )
 def test_a_damaged_record_of_recoveries_is_named_and_kept(tmp_path, text):
     record = tmp_path / RECOVERIES
