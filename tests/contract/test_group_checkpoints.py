@@ -1,6 +1,7 @@
 """A checkpoint of groups holds parameters by their names in the network, whoever owned which: any others resume it."""
 
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -140,7 +141,14 @@ def test_a_parameter_whose_rows_several_members_saved_is_put_together():
     values = second[f"replica/{name}"]
     first |= {f"replica/{name}": values[2:], f"rows/{name}": np.array([2, len(values)])}
     second |= {f"replica/{name}": values[:2], f"rows/{name}": np.array([0, 2])}
-    np.testing.assert_array_equal(dense_vectors.join([first, second], WHOLE)["replica"], vector)
+    path = Path("trainer-0000.h5")
+    np.testing.assert_array_equal(dense_vectors.join([first, second], WHOLE, path)["replica"], vector)
+    for lost in (
+        {f"replica/{name}": values[2:3], f"rows/{name}": np.array([2, 3])},
+        {f"rows/{name}": np.array([3, 9])},
+    ):
+        with pytest.raises(DataError, match=rf"^trainer-0000\.h5: array 'replica/{name}' has shape .*, expected"):
+            dense_vectors.join([first | lost, second], WHOLE, path)
 
 
 def test_a_parameter_that_no_member_saved_is_named(tmp_path):

@@ -6,12 +6,14 @@ the first of a member's rows and their end. Both are still read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssmpi.model.network import floats_in
 from ssmpi.model.parameters import by_name
+from ssmpi.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from ssmpi.model.operators import Parameter
@@ -31,9 +33,10 @@ def split(arrays: Mapping[str, np.ndarray], owned: OwnedParameters) -> dict[str,
     return found
 
 
-def join(members: Sequence[Mapping[str, np.ndarray]], owned: OwnedParameters) -> dict[str, np.ndarray]:
+def join(members: Sequence[Mapping[str, np.ndarray]], owned: OwnedParameters, path: Path) -> dict[str, np.ndarray]:
     """What ``split`` made of the arrays of all ``members`` of a replica, as vectors of what is ``owned``, and the other
-    arrays of the member that owned just that, if there is one; KeyError if a parameter is missing.
+    arrays of the member that owned just that, if there is one; KeyError if a parameter is missing, DataError with the
+    ``path`` of the first one's file if some of its rows are.
     """
     parts = [_parameters_by_vector(arrays, owned.network.layout) for arrays in members]
     names = {name for name, _ in owned.layout}
@@ -49,7 +52,13 @@ def join(members: Sequence[Mapping[str, np.ndarray]], owned: OwnedParameters) ->
     for vector in dict.fromkeys(vector for own in parts for vector in own):
         found[vector] = np.empty(floats_in(owned.layout), np.float32)
         for parameter, values in by_name(owned.layout, found[vector]):
-            values[...] = _whole(members, vector, parameter)
+            whole = _whole(members, vector, parameter)
+            if whole.shape != values.shape:
+                raise DataError(
+                    f"{path}: array '{vector}/{parameter}' has shape {whole.shape} in all files of its trainer,"
+                    f" expected {values.shape}: resume from another checkpoint (--checkpoint), or start over"
+                )
+            values[...] = whole
     return found
 
 
@@ -69,4 +78,7 @@ def _whole(members: Sequence[Mapping[str, np.ndarray]], vector: str, parameter: 
     holders = [arrays for arrays in members if name in arrays] or [members[0]]
     if rows not in holders[0]:
         return holders[0][name]
-    return np.concatenate([arrays[name] for arrays in sorted(holders, key=lambda arrays: int(arrays[rows][0]))])
+    in_order = sorted(holders, key=lambda arrays: tuple(arrays[rows]))
+    ends = [0, *(arrays[rows][1] for arrays in in_order[:-1])]
+    joined = [arrays[name] for end, arrays in zip(ends, in_order, strict=True) if arrays[rows][0] == end]
+    return np.concatenate([holders[0][name][:0], *joined])  # without rows that follow a gap, or are there twice

@@ -158,7 +158,7 @@ def joined(members: Sequence[Mapping[str, np.ndarray]], owned: OwnedParameters, 
     count alike; ``path`` is for messages.
     """
     steps = {name: values for name, values in members[0].items() if name == f"{DENSE}{STEP}"}
-    return Arrays(steps | dense_vectors.join(members, owned), path)
+    return Arrays(steps | dense_vectors.join(members, owned, path), path)
 
 
 def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: str, waiting: WaitOptions) -> None:
