@@ -45,7 +45,7 @@ class TableFormat(RowFormat):
         self.features, self.labelled = schema.features, schema.label is not None
         self.transform = ", ".join(f"{name}: {column.transform}" for name, column in schema.dense.items()) or "none"
         self.splits_rows = schema.split.by != "rows"
-        self.hashes_alone = not (self.awaits(fitting=True) or schema.lists)  # lists as earlier versions had them
+        self.hashes_alone = not self.awaits(fitting=True)
         self._kinds = schema.kinds()
         columns = schema.sparse.values()
         self.min_counts = [column.min_count for column in columns]
@@ -63,11 +63,12 @@ class TableFormat(RowFormat):
         return kind, options.split_name or ("train" if self.labelled else "test")
 
     def awaits(self, *, fitting: bool) -> list[str]:
-        """Vocabularies, means and deviations, by column."""
+        """Vocabularies, means and deviations, by column; and lists are not kept until their shards are known."""
         counted = [name for name, column in self.schema.sparse.items() if not column.hash]
         scaled = [name for name, column in self.schema.dense.items() if column.transform == "standardize"]
         what = {"the vocabulary of": counted, "mean and deviation of": scaled}
-        return [f"{text} {some(names, 3)}" for text, names in what.items() if names and fitting]
+        found = [f"{text} {some(names, 3)}" for text, names in what.items() if names and fitting]
+        return found + [f"the shards of the lists of {some(self.schema.lists, 3)}"] * bool(self.schema.lists)
 
     def kept_bytes(self, sources: Sequence[RawSource]) -> int:
         """Of values of at most ``VALUE_BYTES``; none of lists, of which nobody knows how long they are in text."""

@@ -152,7 +152,8 @@ def test_rows_of_a_killed_job_are_removed(step, tmp_path, monkeypatch, decoded):
 
 def test_tables_with_lists_are_decoded_again(tmp_path, decoded, capsys):
     assert prepare(tmp_path, write_lists(tmp_path / "a.parquet"), WITH_LISTS, *SMALL) == 0
-    assert "the files are read twice" in capsys.readouterr().out
+    why = "the vocabulary of user, genres, tags, the shards of the lists of genres, tags, shops"
+    assert f"the files are read twice: for {why}; to encode" in capsys.readouterr().out
     assert all(decoded.count(piece) == 2 for piece in decoded)
 
 

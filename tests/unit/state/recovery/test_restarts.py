@@ -373,7 +373,7 @@ def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named_once(tmp_p
     [
         *("{}", "[]", '{"launch": 3, "recoveries": []}', '{"launch": "a", "recoveries": 1}', "{"),
         *(
-            '{"launch": "a", "recoveries": [], %s}' % more
+            f'{{"launch": "a", "recoveries": [], {more}}}'
             for more in (
                 '"attempts": null',
                 '"attempts": "57"',
