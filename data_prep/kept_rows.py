@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
 from itertools import count
@@ -28,11 +28,11 @@ ROW_BYTES, VALUE_BYTES = 10, 9  # at most, of a row without its columns, and of 
 
 class KeptRows:
     """The rows that this process keeps in ``folder``. In the last pass each file is removed when it has been read, and
-    no more rows are kept.
+    no more rows are kept. If they fill the disk, all are dropped: what is written later needs the room.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.is_last_pass = folder, False
+        self.folder, self.is_last_pass, self._dropped = folder, False, False
         self._pieces: dict[Piece, KeptPiece] = {}
 
     def pieces_of(self, unit: Unit) -> list[KeptPiece]:
@@ -45,7 +45,7 @@ class KeptRows:
 
     def keeping(self, opened: OpenPiece) -> OpenPiece:
         """A piece that is kept while it is read."""
-        opened.keep = None if self.is_last_pass else self._keep
+        opened.keep = None if self.is_last_pass or self._dropped else self._keep
         return opened
 
     def _keep(self, opened: OpenPiece) -> Iterator[Block]:
@@ -55,12 +55,23 @@ class KeptRows:
             file = RowFile(self.folder / f"piece-{opened.piece[0]:04d}-{opened.piece[1]:06d}-{number:05d}")
             files.append(file)
             yield from file.write(blocks)
+            if file.fills_disk:
+                self.drop(files)
+                yield from blocks
+                return
             if not file.full:
                 break
         self._pieces[opened.piece] = KeptPiece(
             piece=opened.piece, source=opened.source, last=opened.last, digest=opened.digest, skipped=opened.skipped,
             of=self, files=files,
         )  # fmt: skip
+
+    def drop(self, more: Sequence[RowFile] = ()) -> None:
+        """Remove all rows that are kept, with those in ``more`` files, and keep no more."""
+        for file in [*more, *(file for piece in self._pieces.values() for file in piece.files)]:
+            file.path.unlink()
+        self._pieces, self._dropped = {}, True
+        print(f"{self.folder}: the disk has no room for the rows: the raw files are read again", flush=True)
 
 
 @dataclass(kw_only=True)
@@ -85,22 +96,31 @@ class KeptPiece(OpenPiece):
 @dataclass
 class RowFile:
     """Blocks of rows, each with the bytes of the raw file that it took; what several have, such as the tokens of a
-    dictionary, is there once. ``full``: more blocks belong into another file.
+    dictionary, is there once. ``full``: more blocks belong into another file; ``fills_disk``: the last block is not
+    there, because the disk had no room for it.
     """
 
     path: Path
     blocks: int = 0
     full: bool = False
+    fills_disk: bool = False
 
     def write(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """Write and yield blocks until the file is large or there are no more."""
         with self.path.open("wb", buffering=0) as out:  # with a buffer, closing it could find the disk full
             pickler = pickle.Pickler(_Unbuffered(out), pickle.HIGHEST_PROTOCOL)
             for rows, taken in blocks:
-                with atomic_file.naming(self.path):
-                    pickler.dump((*_narrow(rows), taken))
-                self.blocks += 1
+                try:
+                    with atomic_file.naming(self.path):
+                        pickler.dump((*_narrow(rows), taken))
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    self.fills_disk = True
                 yield rows, taken
+                if self.fills_disk:
+                    return
+                self.blocks += 1
                 if out.tell() >= FILE_BYTES:
                     self.full = True
                     return

@@ -1,6 +1,6 @@
 """The passes of every preparation, from raw files to the manifest. The first checks all rows and counts what has to be
 known of them, the second encodes them. Both read the raw files, unless the format keeps rows as they are read
-(``RowFormat.keep``) and the disk has room for them: then the second pass gets them from there.
+(``RowFormat.kept_bytes``) and the disk has room for them: then the second pass gets them from there.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def _make(job: Preparation) -> DatasetManifest:
     if job.format.packs_floats:
         largest = [2**32 - 1] * len(largest)
     wide = widths(packed_limits(features, vocabulary.cardinalities), features.key_columns, largest)
-    ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
+    keeps = ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
+    if job.kept and not keeps:
+        job.kept.drop()
 
     layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))

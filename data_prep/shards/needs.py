@@ -127,18 +127,23 @@ def _refuse_crumbs(job: Preparation, rows: int) -> None:
             )
 
 
-def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabulary, packed_bytes: int) -> None:
-    """As ``announce`` does for the disk, when the rows and ids have been counted."""
+def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabulary, packed_bytes: int) -> bool:
+    """As ``announce`` does for the disk, when the rows and ids have been counted. Returns whether the rows that are
+    kept leave enough of it.
+    """
     rows = sum(record.rows for record in found.records)
     tokens = sum(vocabulary.cardinalities)
     listed = sum(record.listed for record in found.records)
     output, temporary = _disk_need(job, rows, 27 * tokens, packed_bytes, listed)
-    free = _check_space(job.options.output, output + temporary + _used_bytes(job.kept_folder))
+    kept = _used_bytes(job.kept_folder)
+    keeps = kept <= _room(job.options.output)[0] - output - temporary
+    free = _check_space(job.options.output, output + temporary + kept * keeps)
     print(
         f"{counted(rows, 'row')}, {tokens:,} ids; "
         f"disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
         flush=True,
     )
+    return keeps
 
 
 def _disk_need(

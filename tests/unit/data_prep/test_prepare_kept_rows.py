@@ -1,5 +1,6 @@
 """Rows of Parquet files are decoded once and kept for the next pass: the same shards as of decoding them again."""
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -9,13 +10,14 @@ from full_disk import full_disk_in
 from strength import one_at_a_time
 from test_prepare_lists import COLUMNS as WITH_LISTS
 from test_prepare_lists import write_parquet as write_lists
-from test_prepare_table import BY_TIME, COLUMNS, FOLDS, ROWS, SMALL, change, content, prepare, write_parquet
+from test_prepare_table import BY_TIME, COLUMNS, FOLDS, ROWS, SMALL, change, content, prepare, write_csv, write_parquet
 
 from data_prep import kept_rows, passes
 from data_prep.kept_rows import RowFile
 from data_prep.rows import Rows, Tokens
 from data_prep.shards import needs
 from data_prep.table.parquet import ParquetTable
+from data_prep.table.text import TextTable
 from ssmpi.data.schema import read_manifest
 
 BY_ROWS = COLUMNS.replace('time = "day"', "")
@@ -155,6 +157,47 @@ def test_tables_with_lists_are_decoded_again(tmp_path, decoded, capsys):
     why = "the vocabulary of user, genres, tags, the shards of the lists of genres, tags, shops"
     assert f"the files are read twice: for {why}; to encode" in capsys.readouterr().out
     assert all(decoded.count(piece) == 2 for piece in decoded)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+@pytest.mark.parametrize("writes", [0, 3])
+def test_rows_that_fill_the_disk_are_read_again(writes, name, tmp_path, monkeypatch, capsys):
+    """What is kept of text goes by an estimate from its first lines."""
+    file, real, left = write_csv(tmp_path / name), kept_rows.atomic_file.write_all, []
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL, name="alone") == 0
+    assert "no room for the rows" not in capsys.readouterr().out
+    written = iter(range(writes))
+
+    def limited(out, array):
+        if "/rows/piece-" in str(out.name) and next(written, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(out, array)
+
+    scatter = passes.scatter
+    monkeypatch.setattr(kept_rows.atomic_file, "write_all", limited)
+    monkeypatch.setattr(
+        passes, "scatter", lambda job, *others: (left.extend(job.kept_folder.iterdir()), scatter(job, *others))
+    )
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 0
+    assert (left, capsys.readouterr().out.count("no room for the rows")) == ([], 1)
+    assert content(tmp_path / "out") == content(tmp_path / "alone")
+
+
+@pytest.mark.parametrize(("room", "gives_way"), [(110_000, False), (40_000, True)])
+def test_rows_that_take_more_than_was_estimated_give_way_to_the_output(room, gives_way, tmp_path, monkeypatch, capsys):
+    file, disk, out = write_csv(tmp_path / "a.csv"), shutil.disk_usage(tmp_path), tmp_path / "out"
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL, name="alone") == 0
+    monkeypatch.setattr(TextTable, "estimated_rows", lambda table, source: 1)
+
+    def usage(path):
+        used = sum(each.stat().st_size for each in out.rglob("*") if each.is_file())
+        return disk._replace(free=room - used)
+
+    monkeypatch.setattr(needs.shutil, "disk_usage", usage)
+    capsys.readouterr()
+    assert prepare(tmp_path, file, BY_ROWS, *SMALL) == 0
+    assert ("no room for the rows" in capsys.readouterr().out) == gives_way
+    assert content(out) == content(tmp_path / "alone")
 
 
 def test_a_disk_that_rows_fill_is_said_with_the_file(tmp_path, capsys):
