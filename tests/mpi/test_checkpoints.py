@@ -42,6 +42,10 @@ def rank_of(pid):
     return next((int(w.split(b"=")[1]) for w in words if w.startswith(b"OMPI_COMM_WORLD_RANK=")), None)
 
 
+def examples_of(checkpoint):
+    return json.loads((checkpoint / "manifest.json").read_text())["state"]["examples"]
+
+
 def interfere(job, run, signum, rank, checkpoints):
     """Send a signal to one rank once there are so many checkpoints, whatever is being done then; how the job ended."""
     deadline = time.monotonic() + PATIENCE
@@ -70,7 +74,7 @@ def test_killed_stopped_damaged_and_resharded_it_ends_with_every_row(tmp_path, d
         stopped = interfere(job, run, signal.SIGUSR2, rank=0, checkpoints=before + 1)
     assert stopped.code == STOPPED, stopped.err
     assert Run(run).result["status"] == "stopped"
-    at = json.loads((Store(run).committed()[-1] / "manifest.json").read_text())["state"]["examples"]
+    at = examples_of(Store(run).committed()[-1])
     assert at == Run(run).result["examples"]
 
     newest = Store(run).committed()[-1]
@@ -80,12 +84,17 @@ def test_killed_stopped_damaged_and_resharded_it_ends_with_every_row(tmp_path, d
     with pytest.raises(SystemExit) as inspected:
         cli.main(["inspect", str(run)])
     assert inspected.value.code == 2
+    refused = ssmpi("train", "--resume", run, "topology.trainers=1", "topology.embedding_ps=0")
+    assert refused.code == 2
+    assert "embedding-0001.h5: damaged" in refused.err
+    assert f"--checkpoint {Store(run).committed()[-2].name}" in refused.err
     third = ("topology.trainers=2", "topology.threads=1", "topology.embedding_ps=1", "topology.sync_ps=1")
     passes = at // 4_000 + 2
     whole = ("--resume", run, "--checkpoint", "whole", *third, "sync.algorithm=easgd", f"data.passes={passes}")
     ssmpi("train", *whole, ranks=4).check()
     assert Run(run).result["status"] == "complete"
     assert Run(run).result["examples"] == passes * 4_000
+    assert "this run is finished" in ssmpi("train", "--resume", run).check().out
 
 
 def test_a_stop_that_cannot_be_saved_in_its_budget_ends_the_job(tmp_path, data):
@@ -121,5 +130,6 @@ def test_two_jobs_do_not_write_one_run(tmp_path, data, monkeypatch):
             assert f"end it ('kill {holder}')" in str(refused.value)
         assert job.process.poll() is None, job.read_so_far()
         interfere(job, run, signal.SIGKILL, rank=0, checkpoints=1)
-    with contextlib.ExitStack() as held:
-        assert resume.prepare(RunRequest(None, (), run=run), 2, held).checkpoints
+    passes = examples_of(Store(run).committed()[-1]) // 4_000 + 2
+    ssmpi("train", "--resume", run, f"data.passes={passes}", ranks=2).check()
+    assert Run(run).result["examples"] == passes * 4_000

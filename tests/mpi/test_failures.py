@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, good_data):
     [
         pytest.param("break_worker", 1, "trainer 1 (rank 1, {host}, thread worker 0)", marks=soak),
         ("break_shadow", 0, "trainer 0 (rank 0, {host}, thread shadow)"),
-        pytest.param("break_embedding_ps", 2, "embedding_ps 0 (rank 2, {host}, thread main)", marks=soak),
+        ("break_embedding_ps", 2, "embedding_ps 0 (rank 2, {host}, thread main)"),
         pytest.param("break_sync_ps", 3, "sync_ps 0 (rank 3, {host}, thread main)", marks=soak),
         pytest.param("break_start", 1, "trainer 1 (rank 1, {host}, thread main)", marks=soak),
         pytest.param("break_import", 1, "rank 1 (rank 1, {host}, thread main)", marks=soak),

@@ -1,13 +1,13 @@
 """What nobody uses any more is removed from memory, and nothing else."""
 
 import errno
+import gc
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
-from garbage import collect
 
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.run_files import RUN_FILE, VERSIONS
@@ -58,7 +58,7 @@ def test_memory_stays_between_two_starts_that_are_minutes_apart(memory, capsys):
     file.note(run=str(run))
     folder = file.path.parent
     del file  # its process was killed
-    collect()
+    gc.collect()
     lock = LaunchLock(run)
     assert clean(memory, lambda seconds: None) == 0
     assert folder.exists()

@@ -1,5 +1,6 @@
 """Memory that outlives its process: another process finds what was left, or why it cannot use it."""
 
+import gc
 import json
 import mmap
 import os
@@ -16,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults import no_room
-from garbage import collect
 from ranks import PATIENCE
 
 from ssmpi.runtime.host import memory_folder
@@ -55,7 +55,7 @@ def shm():
 def left_by(body):
     """What a function's memory leaves when nobody maps it any more."""
     body()
-    collect()
+    gc.collect()
 
 
 def find(path):
@@ -133,7 +133,7 @@ def test_without_its_notes_it_is_lost(path, lose, why):
     leave(path)
     notes = path.parent / "trainer-0.notes.json"
     assert find(path).noted == {}
-    collect()
+    gc.collect()
     lose(notes)
     with pytest.raises(LostMemoryError, match=rf"trainer-0\.notes\.json: {why}"):
         find(path)
@@ -221,12 +221,12 @@ def test_who_still_maps_it_keeps_others_out(path, monkeypatch):
     memory.ready()
     mapped = attach(part.address, 100)
     del memory, part
-    collect()
+    gc.collect()
     with pytest.raises(LostMemoryError, match="still maps it after"):
         find(path)
     assert mapped.sum() == 300
     del mapped
-    collect()
+    gc.collect()
     assert find(path).part("rows", shared=True).allocate(100).sum() == 300
 
 

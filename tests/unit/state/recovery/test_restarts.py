@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import shutil
@@ -12,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from garbage import collect
 from runs import write_run_file
 
 from ssmpi.cluster import restarts as cluster_restarts
@@ -239,7 +239,7 @@ def test_a_later_launch_removes_what_a_killed_one_has_left_in_memory(tmp_path, s
         start = restart.begin(job, ResumePlan(config, previous=previous), Supervised(name, 1, 0.0))
         made.append(start.memory if name == "second" else None)  # the others were killed
         del start
-        collect()
+        gc.collect()
         folders["other"].mkdir(exist_ok=True)
         begin_as_often_as_it_likes(Path(config.run.folder))
     assert [name for name, folder in folders.items() if folder.exists()] == ["second", "third", "other"]
@@ -262,7 +262,7 @@ def of_one_rank(tmp_path, small_data):
 
     def begin(launch, start, **plan):
         begin_as_often_as_it_likes(Path(config.run.folder))
-        collect()  # no process maps what an earlier start has left
+        gc.collect()  # no process maps what an earlier start has left
         plan = {"config": config, "previous": run_record.owner(Path(config.run.folder)), **plan}
         found = restart.begin(job, ResumePlan(**plan), launch and Supervised(launch, start, 0.0, start))
         kept = bool(getattr(found.memory, "kept", False))
