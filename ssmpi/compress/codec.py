@@ -57,7 +57,7 @@ class Nanoseconds:
 
 class Codec(ABC):
     """A way to send vectors of ``size`` entries, of layers that end at ``borders``. ``state`` float64 is its live
-    state, zeros at first, ``state_size(borders)`` numbers. A payload is valid until the next one is made.
+    state, zeros at first, ``state_size`` numbers. A payload is valid until the next one is made.
     """
 
     takes_share = False  # whether its name is followed by one
