@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmpi.data.schema import SPLITS
+from ssmpi.runtime.compiled.hash_table import mix
 from ssmpi.runtime.compiled.jit import njit
 from ssmpi.runtime.errors import UserError
 
@@ -115,10 +116,7 @@ def _random(seed: int, stream: int, row: int) -> np.uint64:
     """64 random bits, a function of seed, stream and row (splitmix64 as a counter-based generator)."""
     z = (np.uint64(seed) << np.uint64(2)) + np.uint64(stream)
     for counter in (np.uint64(0), np.uint64(row)):
-        z = z + (counter + np.uint64(1)) * GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
+        z = mix(z + (counter + np.uint64(1)) * GOLDEN)
     return z
 
 

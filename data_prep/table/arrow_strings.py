@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from data_prep.rows import Tokens
 from data_prep.table.schema import INTEGER, LIST, NUMBER, STRING, TIMESTAMP, WEIGHTS, Schema
+from ssmpi.runtime.compiled.hash_table import mix
 from ssmpi.runtime.compiled.jit import njit
 
 ARROW = {NUMBER: pa.float64(), INTEGER: pa.int64(), STRING: pa.binary(), TIMESTAMP: pa.timestamp("us")}
@@ -26,9 +27,7 @@ def hash_strings(offsets: np.ndarray, content: np.ndarray, out: np.ndarray) -> N
         while at < stop:
             z = (z ^ np.uint64(content[at])) * np.uint64(0x100000001B3)
             at += np.uint64(1)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        out[row] = z ^ (z >> np.uint64(31))
+        out[row] = mix(z)
 
 
 @njit(cache=True, nogil=True)
