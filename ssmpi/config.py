@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -309,8 +309,14 @@ def load(path: Path, overrides: Sequence[str] = (), *, to_train: bool = True) ->
     except settings.UnsetError as error:
         raise SettingsError(f"{error}; {SHORTEST}") from None
     if ignored:
-        log.warning(f"{path}: ignored, because an earlier version had it: {', '.join(ignored)}")
+        warn_once(f"{path}: ignored, because an earlier version had it: {', '.join(ignored)}")
     return _renamed(found, lambda name, setting: user_code.resolved(name, path.parent))
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Log a warning, however often a process comes by."""
+    log.warning(text)
 
 
 def own_code(config: Config) -> dict[str, bytes]:

@@ -214,6 +214,22 @@ def test_the_parent_is_recorded_and_taken_until_there_is_a_checkpoint(tmp_path, 
     assert again.resumed
 
 
+def test_what_the_parent_asked_of_an_earlier_version_is_ignored(tmp_path, finished, caplog):
+    run, data = finished
+    copy = altered(run, tmp_path, ask_for_what_is_gone)
+    assert prepared(tmp_path, data, continuing(copy)).parent == Parent.of(copy.folder)
+    said = f"{copy.folder / 'run.toml'}: ignored, because an earlier version had it: sync.fragments = 2"
+    assert caplog.messages.count(said) == 1
+    ask_for_what_is_gone(tmp_path / "run")
+    with pytest.raises(SettingsError, match=r"'sync\.fragments' was removed"):
+        RunRequest(None, (), run=tmp_path / "run").load()
+
+
+def ask_for_what_is_gone(folder):
+    settings = folder / "run.toml"
+    settings.write_text(settings.read_text().replace("[sync]\n", "[sync]\nfragments = 2\n"))
+
+
 def test_a_submitted_run_records_its_parent_when_it_starts(tmp_path, finished):
     """``ssmpi submit`` makes the folder, and its batch file resumes it."""
     run, data = finished

@@ -14,6 +14,7 @@ from runs import train_over_threads
 
 from data_prep.cli import main
 from ssmpi import cli
+from ssmpi.config import warn_once
 from ssmpi.model.replica import ThreadModel
 from ssmpi.runtime.errors import DataError, SettingsError, TrainingError, UserError
 from ssmpi.runtime.files import atomic_file
@@ -91,6 +92,7 @@ def test_a_damaged_model_is_not_used(project, capsys, name, command):
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "export", "plan", "report", "inspect", "summary"])
 def test_what_a_run_asked_of_an_earlier_version_does_not_lock_up_its_model(project, caplog, command):
+    warn_once.cache_clear()
     settings = RUN / "run.toml"
     settings.write_text(settings.read_text().replace("[sync]\n", "[sync]\nlife_span = 500\nfragments = 1\n"))
     more = {"evaluate": ["--split", "test"], "predict": ["data", "--output", "scores"]}
