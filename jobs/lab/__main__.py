@@ -39,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
     add_options(add(among, "scale", scale, text), options.ScaleOptions)
     text = "what codecs cost in whole exchanges, and what the selection of activations costs"
     add_options(add(among, "exchanges", exchanges, text), CompressionOptions)
+    sub = add(among, "recipes", recipes, "one recipe by ssmpi and by FuxiCTR, by pairs of seeds: AUC after each pass")
+    add_overrides(sub, "settings that override jobs/studies/recipes.toml")
+    add_options(sub, options.RecipesOptions)
     sub = add(among, "study", study, "run a grid of runs, each once, and make one table of them")
     sub.add_argument("study_file", type=Path, help="TOML file with axes of settings; see jobs/studies")
     add_overrides(sub, "settings that override the study file")
@@ -115,6 +118,14 @@ def exchanges(arguments: argparse.Namespace) -> int:
     from jobs.lab import exchanges as lab
 
     lab.measure(taken(CompressionOptions, arguments))
+    return 0
+
+
+def recipes(arguments: argparse.Namespace) -> int:
+    """``python -m jobs.lab recipes``."""
+    from jobs.lab.recipes import recipes as lab
+
+    lab.measure(taken(options.RecipesOptions, arguments), arguments.overrides)
     return 0
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from ssmpi.bench.options import folder, only, option
 from ssmpi.runtime.settings import EXAMPLES, SECONDS, positive, require, within
 
+RECIPE_DATA = "movielens", "quickstart", "rare"
+RECIPE_SIDES = "ssmpi", "fuxictr", "fuxictr-own-start"  # the last with its own initial values
 SHAPES = 0.1, 1000.0  # of the times between losses: from bursts to nearly even intervals
 
 
@@ -98,3 +100,21 @@ class EquivalenceOptions:
         None, "run nothing; print the results of the trials recorded in FILE, such as the published *-trials.jsonl",
         "FILE",
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipesOptions:
+    """``python -m jobs.lab recipes``."""
+
+    folder: Path = option(Path("data/recipes"), "where rows, FuxiCTR, runs and records go")
+    data: tuple[str, ...] = option(RECIPE_DATA, "data sets", "NAMES")
+    sides: tuple[str, ...] = option(RECIPE_SIDES[:2], "these, or fuxictr-own-start", "NAMES")
+    seeds: tuple[int, ...] = option(tuple(range(1, 11)), "of initial values, order of rows and dropout", "NUMBERS")
+    minutes: float = option(math.inf, "start no run after so many, 0: only print the tables (default: to the end)")
+    records: Path | None = option(None, "finished runs (default: recipes.jsonl in the folder)", "FILE")
+
+    def __post_init__(self) -> None:
+        for name, known in (("data", RECIPE_DATA), ("sides", RECIPE_SIDES)):
+            given = getattr(self, name)
+            require(bool(given) and set(given) <= set(known), f"--{name} lists some of {', '.join(known)}, got {given}")
+        require(bool(self.seeds), "--seeds must list numbers, got none")
