@@ -116,5 +116,8 @@ class RecipesOptions:
     def __post_init__(self) -> None:
         for name, known in (("data", RECIPE_DATA), ("sides", RECIPE_SIDES)):
             given = getattr(self, name)
-            require(bool(given) and set(given) <= set(known), f"--{name} lists some of {', '.join(known)}, got {given}")
+            require(
+                bool(given) and set(given) <= set(known),
+                f"--{name} lists some of {', '.join(known)}, got {', '.join(given)}",
+            )
         require(bool(self.seeds), "--seeds must list numbers, got none")

@@ -13,6 +13,7 @@ from ssmpi.cli import main, parse_overrides
 KINDS = {
     "cluster": (options.ClusterOptions, ()),
     "recovery": (options.EmulationOptions, ()),
+    "recipes": (options.RecipesOptions, ()),
     "scale": (options.ScaleOptions, ()),
     "lockstep": (options.LockstepOptions, ("run.toml",)),
     "equivalence": (options.EquivalenceOptions, ("study.toml",)),
@@ -43,6 +44,7 @@ def test_values_have_the_type_of_their_field():
         (("cluster", "--trainers", "1;2"), "--trainers takes a comma-separated list of integers, got '1;2'"),
         (("study", "nosuch"), "nosuch: no such study file"),
         (("study", "s.toml", "--tabel"), "unrecognized arguments: --tabel; did you mean '--table'?"),
+        (("recipes", "--data", "rows"), "--data lists some of movielens, quickstart, rare, got rows"),
         (("lockstep",), "the following arguments are required: run_file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The data sets, the runs of both sides, and their records: one JSON object per line, so a killed study can be resumed."""
+"""The data sets, the runs of both sides, and their records, of which a killed study is continued."""
 
 from __future__ import annotations
 
