@@ -110,7 +110,9 @@ class RecipesOptions:
     data: tuple[str, ...] = option(RECIPE_DATA, "data sets", "NAMES")
     sides: tuple[str, ...] = option(RECIPE_SIDES[:2], "these, or fuxictr-own-start", "NAMES")
     seeds: tuple[int, ...] = option(tuple(range(1, 11)), "of initial values, order of rows and dropout", "NUMBERS")
-    minutes: float = option(math.inf, "start no run after so many, 0: only print the tables (default: to the end)")
+    minutes: float = option(
+        math.inf, "start no run after so many, 0: only print the tables of the records (default: to the end)"
+    )
     records: Path | None = option(None, "finished runs (default: recipes.jsonl in the folder)", "FILE")
 
     def __post_init__(self) -> None:

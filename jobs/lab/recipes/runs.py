@@ -110,7 +110,7 @@ def by_fuxictr(config: Config, manifest: DatasetManifest, folder: Path, *, own_s
 
 
 class Records:
-    """The finished runs in a file. DataError names a damaged line; a torn last one is run again."""
+    """The finished runs in a file. DataError names a damaged line."""
 
     def __init__(self, path: Path) -> None:
         self._path, self.lines = path, list[dict[str, Any]]()

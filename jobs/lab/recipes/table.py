@@ -24,9 +24,10 @@ def jump(record: Record) -> float | None:
 
 
 def mean_of(values: Sequence[float]) -> str:
-    """Their mean and its standard error."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return f"{statistics.fmean(values):.5f} ± {error:.5f}" if values else "-"
+    """Their mean, and its standard error if there are several."""
+    if len(values) < 2:
+        return f"{values[0]:.5f}" if values else "-"
+    return f"{statistics.fmean(values):.5f} ± {statistics.stdev(values) / math.sqrt(len(values)):.5f}"
 
 
 def side_line(name: str, runs: Sequence[Record]) -> str:
