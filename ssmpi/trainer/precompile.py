@@ -68,9 +68,8 @@ def _compile_tables(config: Config, replica: Replica, batch: Batch, messages: bo
             transport.update(lookup, lookup.summed(gradients), 1.0, 0)
         transport.drain()
         lookup.occurrences()
-        for examples in (
-            (0, 9) if keyed or config.embedding.table_decay else ()
-        ):  # dates rows at a pause, then frees them
+        pauses = (0, 9) if keyed or config.embedding.table_decay else ()  # date rows, then free them
+        for examples in pauses:
             transport.sweep(examples)
 
 
