@@ -4,7 +4,7 @@ that hash to it, so that another number of PSs can load them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROWS_AT_A_TIME = 1 << 18  # when loading: a part may be most of the memory of its PS
 COUNTS = slice(ADMITTED, REFUSED + 1)  # of a table's head
+Room = Callable[[tuple[int, ...], np.dtype], np.ndarray]  # memory for an array to save
 Values = tuple[np.ndarray, np.ndarray]  # weights float32 (rows, width) and state (rows, ...) of a part, maybe empty
 
 
@@ -30,18 +31,24 @@ def reserved(part: Part) -> np.ndarray:
 
 
 def datasets(
-    table: KeyedTable, part: Part, values: Values, whole: dict[str, Any]
+    table: KeyedTable, part: Part, values: Values, whole: dict[str, Any], room: Room
 ) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-    """What to save of a part, as copies: ``table-TT-keys-first-stride/weights`` and ``state`` of the reserved rows and
-    of those in use, then ``keys``, ``seen`` of the latter, ``candidates`` (keys, 2) with their sightings, ``counts``.
+    """What to save of a part, as copies in ``room``: ``table-TT-keys-first-stride/weights`` and ``state`` of the
+    reserved rows and of those in use, then ``keys``, ``seen`` of the latter, ``candidates`` (keys, 2) with their
+    sightings, ``counts``.
     """
+
+    def copied(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        copy = room((len(rows), *array.shape[1:]), array.dtype)
+        return np.take(array, rows, axis=0, out=copy, mode="clip")  # "raise" would make a copy of the copy
+
     used = table.in_use()
     rows, group = np.concatenate([reserved(part), used]), f"table-{part.table:02}-keys-{part.first}-{part.stride}"
     for name, array in zip(("weights", "state"), values, strict=True):
         if array.size:
-            yield f"{group}/{name}", array[rows], whole
+            yield f"{group}/{name}", copied(array, rows), whole
     for name, array in (
-        ("keys", table.keys[used]), ("seen", table.seen[used]), ("candidates", table.candidates()),
+        ("keys", copied(table.keys, used)), ("seen", copied(table.seen, used)), ("candidates", table.candidates()),
         ("counts", table.head[COUNTS].copy()),
     ):  # fmt: skip
         yield f"{group}/{name}", array, {}

@@ -316,23 +316,29 @@ class Arena(RowArray):
                 f"asked for row {rows[bad]} of {len(self.weights)}: trainer and PS differ in their placement"
             )
 
-    def datasets(self) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-        """What to save, as views of the live rows: for every part ``table-TT-first-stride/weights`` (rows, width) and
-        the optimizer's ``state``, (rows,) if it is one float a row, else (rows, floats).
+    def datasets(self, room: keyed_files.Room | None = None) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
+        """What to save, copied into ``room``, without it views of the live rows: for every part
+        ``table-TT-first-stride/weights`` (rows, width) and the optimizer's ``state``, (rows,) if it is one float a row,
+        else (rows, floats). Of keyed tables all are copies.
         """
         for part in self.parts:
             rows = slice(part.base, part.base + part.rows)
             place = {"table": part.table, "first": part.first, "stride": part.stride}
             if part.table in self.keyed:
                 vector = {"vector": self.options.layout.vector}
-                yield from keyed_files.datasets(self.keyed[part.table], part, self.values_of(part), place | vector)
+                keyed, own = self.keyed[part.table], self.values_of(part)
+                yield from keyed_files.datasets(keyed, part, own, place | vector, room or np.empty)
                 continue
             for name, values in (("weights", self.weights), ("state", self._saved_state)):
                 if values.size:
                     whole = {
                         **place, "cardinality": self.cardinalities[part.table], "vector": self.options.layout.vector
                     }  # fmt: skip
-                    yield f"table-{part.table:02}-{part.first}-{part.stride}/{name}", values[rows], whole
+                    saved = values[rows]
+                    if room is not None:
+                        saved = room(saved.shape, saved.dtype)
+                        np.copyto(saved, values[rows])
+                    yield f"table-{part.table:02}-{part.first}-{part.stride}/{name}", saved, whole
 
     @property
     def _saved_state(self) -> np.ndarray:

@@ -51,4 +51,6 @@ def open_tables(config: Config, world: World, data: HasTables, start: Start) -> 
     keys = start.memory.part(KEYS, shared=False) if placement.keyed else None
     arena = Arena(config.rows, placement, 0, config.run.seed, start.memory.part(ROWS, shared=False), keys)
     load_rows(config, arena, start)
-    return local_tables(arena, saver=ArenaWriter(world.same_role_here), traffic=world.traffic)
+    return local_tables(
+        arena, saver=ArenaWriter(world.same_role_here).rehearse(arena, config.checkpoint), traffic=world.traffic
+    )
