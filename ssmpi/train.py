@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ssmpi.config import Config
 from ssmpi.runtime.files import log
-from ssmpi.runtime.host import cpu_usage
+from ssmpi.runtime.host import cpu_usage, vitals
 from ssmpi.runtime.mpi.world import Job, World
 from ssmpi.runtime.topology import Role
 from ssmpi.state.recovery.start import BEGINNING, Start
@@ -25,7 +25,7 @@ def run(job: Job, config: Config, start: Start = BEGINNING) -> bool:
     log.configure(world.who, verbose=job.rank == 0)
     log.log_to_file(config.run.path / log.LOGS / f"{world.who.replace(' ', '-')}.log", world.who)
     log.log.info(world.describe_hosts())
-    with cpu_usage.recorded(config.run.path, world.role, world.index):
+    with vitals.recorded(config.run.path), cpu_usage.recorded(config.run.path, world.role, world.index):
         return PARTS[world.role](config, world, start)
 
 

@@ -87,8 +87,13 @@ def add_plans(among: Commands) -> None:
     text = "print the costs of full and partial recovery of a lost embedding PS, each figure with its formula"
     sub.add_argument("--recovery", action="store_true", help=text)
     add_inputs(sub, "inputs of --recovery (defaults follow from table sizes or come from an example)")
-    text = "print versions, MPI library, cores and over-subscription, and run a one-second test"
+    text = (
+        "print versions, MPI library, cores and over-subscription, and run a one-second test; of a run, print which "
+        "rank is silent or slow, what bounds its speed, memory, restarts and where threads are. Exit code 1: something "
+        "needs attention"
+    )
     sub = add(among, "doctor", commands.doctor, text, ranks=True)
+    sub.add_argument("run", type=Path, nargs="?", metavar="RUN", help="run folder, of a live or an ended job")
     text = "instead, remove memory that ranks left in this memory file system (default: /dev/shm)"
     sub.add_argument("--clean", type=Path, nargs="?", const=Path("/dev/shm"), metavar="FOLDER", help=text)
 

@@ -16,6 +16,7 @@ from ssmpi.bench import options
 from ssmpi.bench.options import taken
 from ssmpi.runtime.errors import STOPPED, SettingsError, TopologyError
 from ssmpi.runtime.files import log
+from ssmpi.runtime.host import launcher_env
 from ssmpi.runtime.host.mpi_environment import make_segments_folder
 from ssmpi.runtime.host.startup import without_garbage_collection
 from ssmpi.runtime.mpi import signals
@@ -179,7 +180,15 @@ def speed(config: Config, placement: Placement, arguments: argparse.Namespace) -
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """``ssmpi doctor``."""
+    """``ssmpi doctor``; 1 if something needs attention."""
+    if arguments.run and (arguments.clean or (launcher_env.ranks() or 1) > 1):
+        raise SettingsError(f"'ssmpi doctor {arguments.run}' runs in one process, without mpirun and without --clean")
+    if arguments.run:
+        from ssmpi.tools import diagnosis
+
+        page, well = diagnosis.describe(arguments.run)
+        print(page)
+        return 0 if well else 1
     if arguments.clean:
         from ssmpi.tools import clean
 

@@ -27,6 +27,8 @@ ONNX_TABLES = ".tables.safetensors"  # in place of .onnx
 DELTA = "delta.safetensors"  # what has changed since an earlier model
 REPORT = "report.html"
 
+REQUEST = "request"  # in LOGS: 'ssmpi doctor' asks the ranks what they do
+
 MODEL, BEST, CHECKPOINTS, ROWS, USAGE, LOGS = "model", "best", "checkpoints", "rows", "usage", "logs"  # folders
 OWN_CODE = {  # settings that may name a user's own file, and the folder of its copy
     "model.name": "network", "sync.algorithm": "algorithm", "sync.codec": "codec",
@@ -52,7 +54,7 @@ _IN_FOLDER = {  # a folder to the files that it holds; the first is the run fold
     f"{ROWS}/": r"embedding-\d+\.rows",
     f"({'|'.join(OWN_CODE.values())})/": r"[^/]+\.py",
     f"{USAGE}/": rf"{_RANK}\.json",
-    f"{LOGS}/": rf"{_RANK}\.log",
+    f"{LOGS}/": rf"{_RANK}\.log|{REQUEST}",
 }  # fmt: skip
 _KNOWN = re.compile(  # a folder ends in a slash; a file has another name until it is whole
     "|".join(rf"{folder}(({files})|{temporary(files)})?" for folder, files in _IN_FOLDER.items())
