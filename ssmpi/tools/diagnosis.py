@@ -30,7 +30,7 @@ from ssmpi.trainer.metrics.trainer_report import slow_trainers
 SILENT = 90.0  # seconds without a line, which is due every minute, while others have written some
 WINDOWS = 10  # of training, that speeds are of
 SHOWN = 24  # ranks, recoveries, stacks on a page
-STANDS_OUT = 0.2  # share of the workers' time
+STANDS_OUT, TO_SHOW = 0.2, 0.005  # shares of the workers' time
 BUSY = 0.7  # share of its time in which a PS works, if others wait for that
 LOSSES = "batches_repeated", "pushes_lost", "center_pushes_lost", "rows_reloaded", "samples_lost", "rows_dealt_again"
 PROCESS = {
@@ -98,7 +98,7 @@ def describe(run: Path) -> tuple[str, bool]:
         ("ranks", ranks),
         ("what workers spend their time on", speed),
         ("restarts", restarts),
-        ("threads, innermost call first", threads),
+        ("threads at their last sign of life, innermost call first", threads),
     ):
         lines += ["", f"{title}:", *(f"  {line}" for line in section(job))]
     return "\n".join(lines), not problems
@@ -195,7 +195,9 @@ def shares_of(ranks: Sequence[RankLog]) -> dict[str, float]:
 def speed(job: Job) -> Iterator[str]:
     """What the workers wait for, and what would relieve it."""
     shares = shares_of(job.ranks)
-    yield from (f"{share:4.0%} {TIMES[state][0]}" for state, share in sorted(shares.items(), key=lambda item: -item[1]))
+    for state, share in sorted(shares.items(), key=lambda item: -item[1]):
+        if share >= TO_SHOW:
+            yield f"{share:4.0%} {TIMES[state][0]}"
     rows = shares.pop(PULLS, 0.0) + shares.pop(PUSHES, 0.0)
     limits = [TIMES[state] for state, share in shares.items() if state != COMPUTES and share >= STANDS_OUT]
     yield from (f"the workers {what}. To relieve: {relief}" for what, relief in limits)
@@ -232,9 +234,9 @@ def restarts(job: Job) -> Iterator[str]:
         took = f", training after {seconds.get('ranks', 0.0) + seconds.get('restore', 0.0):.1f} s"
         how = f"resumed from {each.get('how')}{took}" if "restore" in seconds else "did not come to training"
         yield f"{each.get('at')}: {how}; why: {reason(str(each.get('why'))) or 'not logged'}"
-        counts = [f"{each[name]:,} {name.replace('_', ' ')}" for name in LOSSES if each.get(name)]
+        counts = [f"{name.replace('_', ' ')}: {each[name]:,}" for name in LOSSES if each.get(name)]
         lost = f"memory lost: {each.get('lost') or 'none'}"
-        yield f"    {', '.join([lost, *counts])}"
+        yield f"    {'; '.join([lost, *counts])}"
 
 
 def reason(text: str) -> str:

@@ -1,8 +1,8 @@
 """What a rank does, for ``ssmpi doctor RUN``. A thread looks every other second where the threads that work are, and
 writes a line into this rank's own log once a minute, or at once if ``doctor`` asks for it by a file in the run folder.
 
-A look costs a tenth of a millisecond. It needs the GIL, but neither MPI nor the other threads: where they hang, it says
-where. It may find the run's disk hung, so no other thread waits for it.
+A look costs some 30 us for each of these threads. It needs the GIL, but neither MPI nor the other threads: where they
+hang, it says so. No other thread waits for this one, because the run's disk may hang.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class Vitals:
     def __init__(self, run: Path) -> None:
         self._request, self._answered = run / LOGS / REQUEST, ""
         self._began, self._started = time.monotonic(), time.time()
-        self._looked = self._written = self._due = self._began
+        self._looked = self._due = self._began
         self._times: dict[int, dict[str, float]] = {}  # of each thread, by its number
         self._spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self._stacks: dict[tuple[str, ...], list[str]] = {}
+        self._stacks: dict[str, list[tuple[str, str, int]]] = {}  # by the name of the thread
 
     def watch(self, ended: threading.Event) -> None:
         """The body of the thread."""
@@ -99,7 +99,7 @@ class Vitals:
             number, stack = thread.native_id, calls(frames.get(thread.ident or 0))
             if kind not in KINDS or number is None or not stack:
                 continue
-            self._stacks.setdefault(shown(stack), []).append(thread.name if kind != "main" else kind)
+            self._stacks[kind if kind == "main" else thread.name] = stack
             times[number] = processor_times(number)
             if number in self._times:
                 spent, before = self._spent[kind], self._times[number]
@@ -111,16 +111,18 @@ class Vitals:
 
     def line(self, request: str = "") -> dict[str, Any]:
         """What to log: since the last line, and of now."""
-        now = time.monotonic()
+        now, alike = time.monotonic(), defaultdict[tuple[str, ...], list[str]](list)
+        for name, stack in self._stacks.items():
+            alike[shown(stack)].append(name)
         found = {
             "at": round(time.time(), 1), "began": round(self._started, 1), "host": socket.gethostname(),
-            "pid": os.getpid(), "seconds": round(now - self._written, 1), "memory": resident_bytes(),
+            "pid": os.getpid(), "memory": resident_bytes(),
             "peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "threads": {kind: {k: round(v, 2) for k, v in spent.items()} for kind, spent in self._spent.items()},
-            "stacks": [[", ".join(names), *frames] for frames, names in self._stacks.items()],
+            "stacks": [[", ".join(names), *words] for words, names in alike.items()],
         }  # fmt: skip
         self._spent.clear()
-        self._written, self._due = now, now + min(LONGEST_PAUSE, now - self._began)
+        self._due = now + min(LONGEST_PAUSE, now - self._began)
         return {**found, "request": request} if request else found
 
     def _asked(self) -> str:
