@@ -21,14 +21,13 @@ from ssmpi.runtime.topology import Role, name_of
 from ssmpi.runtime.words import counted
 from ssmpi.state.run_lock import LockHolder, held_by
 from ssmpi.tools.bottleneck import EMBEDDING, REMEDIES
-from ssmpi.tools.rank_log import STOPPED, RankLog, Stacks, ask
+from ssmpi.tools.rank_log import RECENT, STOPPED, RankLog, Stacks, ask
 from ssmpi.tools.report.record import Record, read
 from ssmpi.tools.report.summary import expected_examples
 from ssmpi.trainer.metrics.fields import EPS_BY_TRAINER
-from ssmpi.trainer.metrics.trainer_report import slow_trainers
+from ssmpi.trainer.metrics.trainer_report import MEASURED_SECONDS, slow_trainers
 
 SILENT = 90.0  # seconds without a line, which is due every minute, while others have written some
-WINDOWS = 10  # of training, that speeds are of
 SHOWN = 24  # ranks, recoveries, stacks on a page
 STANDS_OUT, TO_SHOW = 0.2, 0.005  # shares of the workers' time
 BUSY = 0.7  # share of its time in which a PS works, if others wait for that
@@ -121,7 +120,11 @@ def slow(job: Job) -> Iterator[str]:
     """The trainers that do much less than the others; without those of a group that read no batches."""
     record, trainers = job.record, [rank for rank in job.ranks if rank.name.startswith(Role.TRAINER)]
     step = record.settings.get("topology.group", 1) if record.settings.get("hierarchy.homes") == "first" else 1
-    rates = [window.get(EPS_BY_TRAINER, ()) for window in record.windows[-WINDOWS:]]
+    last = record.windows[-1]["seconds"] if record.windows else 0.0
+    recent = [window for window in record.windows if window["seconds"] > last - RECENT]
+    if not recent or last - recent[0]["seconds"] < MEASURED_SECONDS:
+        return
+    rates = [each for window in recent if isinstance(each := window.get(EPS_BY_TRAINER), list)]
     means = [fmean(of) for of in zip(*(each for each in rates if len(each) == len(trainers)), strict=True)]
     for k, others in slow_trainers(dict(list(enumerate(means))[::step])).items():
         yield f"{trainers[k].where} is slow: {means[k]:,.0f} EPS, the median of the others is {others:,.0f}"
@@ -198,6 +201,9 @@ def speed(job: Job) -> Iterator[str]:
     for state, share in sorted(shares.items(), key=lambda item: -item[1]):
         if share >= TO_SHOW:
             yield f"{share:4.0%} {TIMES[state][0]}"
+    if any(silent(job)):
+        yield "look at the silent rank first: the others may wait for it"
+        return
     rows = shares.pop(PULLS, 0.0) + shares.pop(PUSHES, 0.0)
     limits = [TIMES[state] for state, share in shares.items() if state != COMPUTES and share >= STANDS_OUT]
     yield from (f"the workers {what}. To relieve: {relief}" for what, relief in limits)

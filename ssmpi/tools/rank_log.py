@@ -23,7 +23,7 @@ from ssmpi.runtime.host.vitals import FRAMES, MARK, call_in_words
 
 HERE, ELSEWHERE = 12.0, 75.0  # seconds for an answer: NFS may show another host a new file after a minute
 RECENT = 600.0  # seconds that shares of time are of
-TAIL = 1 << 18  # bytes of a log that are read
+TAIL = 1 << 16  # bytes of a log that are read
 STOPPED = "T"  # as Linux calls it
 Stacks = list[list[str]]  # of the threads of a rank: the names of some, and their innermost calls
 
@@ -104,8 +104,9 @@ def vitals_of(text: str) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
         match found := parse_json(text):
             case {"at": float(), "began": float(), "pid": int(), "host": str(), "memory": int(), "peak": int(),
-                  "threads": dict(), "stacks": list()}:  # fmt: skip
-                return found
+                  "threads": dict(threads), "stacks": list(stacks)}:  # fmt: skip
+                whole = all(isinstance(spent, dict) for spent in threads.values())
+                return found if whole and all(isinstance(stack, list) for stack in stacks) else None
     return None
 
 
@@ -115,14 +116,18 @@ def ask(run: Path, names: Sequence[str], notes: list[str]) -> dict[str, Stacks]:
     """
     path, word = run / LOGS / REQUEST, secrets.token_hex(8)
     waited = {rank.name: rank for rank in (RankLog.read(run, name) for name in names) if rank.lines}
+    hosts = {name: rank.sign["host"] for name, rank in waited.items()}
     states = {name: rank.state for name, rank in waited.items()}
     able = {name for name, state in states.items() if state != STOPPED}
-    deadline = time.monotonic() + (HERE if all(states.values()) else ELSEWHERE)
+    reached, began = {socket.gethostname()}, time.monotonic()  # hosts that can see the request
     try:
         path.write_text(word, encoding="ascii")
-        while able and time.monotonic() < deadline:
+        while able and time.monotonic() - began < (HERE if {hosts[name] for name in able} <= reached else ELSEWHERE):
             time.sleep(0.25)
-            able = {name for name in able if all(line.get("request") != word for line in RankLog.read(run, name).lines)}
+            heard = {
+                name for name in able if any(line.get("request") == word for line in RankLog.read(run, name).lines)
+            }
+            able, reached = able - heard, reached | {hosts[name] for name in heard}
         path.unlink()
     except OSError as error:
         notes.append(f"the ranks cannot be asked where their threads are: {path}: {error.strerror}")

@@ -36,7 +36,7 @@ def run(tmp_path):
     for name in NAMES:
         kind, spent = ("main", IDLE) if name.startswith("embedding") else ("worker", STEPS)
         (tmp_path / "logs" / f"{name}.log").write_text(vitals(kind, spent))
-    windows = [{"kind": "train", "examples": 100 * k, "seconds": k, "eps": 100.0} for k in (1, 2)]
+    windows = [{"kind": "train", "examples": 100 * k, "seconds": 70.0 * k, "eps": 100.0} for k in (1, 2)]
     lines = [{**window, "eps_by_trainer": [50.0, 50.0], "bytes_embedding_pull": 5e6} for window in windows]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path
@@ -92,6 +92,7 @@ def test_a_silent_and_a_slow_rank_are_problems(run, capsys):
     text = page(run, capsys, 1)
     silent = "problem: embedding_ps 0 (host h7, process 77) is silent, for 200 s longer than others"
     assert silent in text
+    assert "look at the silent rank first" in text
     assert "It was in main at nap (waiting.py:55) < serve (service.py:60)" in text
     assert "problem: trainer 1 (host h7, process 77) is slow: 20 EPS, the median of the others is 80" in text
     assert re.search(r"^  embedding_ps 0 +h7 +77 +200 s +2 +3 ", text, re.MULTILINE)
@@ -112,7 +113,7 @@ def test_an_end_without_a_result_is_told_with_its_reason_and_earlier_restarts(ru
 def test_damaged_lines_and_missing_logs_are_named(run, capsys):
     finish(run)
     with log_of(run, "trainer-1").open("a") as file:
-        file.write(vitals("worker", STEPS)[:-30] + "\n" + f"x | {MARK}3\n" + f"x | {MARK}{{}}\n")
+        file.write(vitals("worker", STEPS)[:-30] + "\n" + vitals("worker", 3) + f"x | {MARK}{{}}\n")
     log_of(run, "embedding_ps-0").unlink()
     (run / "metrics.jsonl").unlink()
     text = page(run, capsys, 1)
