@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.runtime.errors import UserError
+from ssmpi.runtime.host.schedulers import Scheduler
 from ssmpi.runtime.mpi.failure import say
 from ssmpi.runtime.topology import Topology
 
@@ -29,7 +29,7 @@ class Hosts:
         self.of_ranks: list[str] = []
         self._others: list[str] = []  # hosts that no rank runs on
         self.left: list[str] = []
-        if not (where and where.slurm):
+        if not (where and where.scheduler):
             check_this_host_is_meant()
         names = node_names(where) if where else []
         if where and names:
@@ -96,7 +96,7 @@ def _ssh_name(host: str) -> str | None:
 
 def node_names(where: Site) -> list[str]:
     """The hosts that a launch may use; empty if it runs on this host only."""
-    return slurm_nodes() if where.slurm else list(where.launcher.hosts)
+    return job_hosts(where.scheduler) if where.scheduler else list(where.launcher.hosts)
 
 
 def check_this_host_is_meant() -> None:
@@ -132,24 +132,18 @@ def _numbers(ranges: str) -> Iterator[str]:
             yield re.escape(part)
 
 
-def slurm_nodes() -> list[str]:
-    """Names of this SLURM job's nodes; UserError where SLURM does not say them."""
-    if "SLURM_JOB_NODELIST" not in os.environ:
+def job_hosts(scheduler: Scheduler) -> list[str]:
+    """Names of the hosts of this job; UserError where it is none, or the batch system does not say them."""
+    name = scheduler.name
+    if not scheduler.job_number():
         raise UserError(
-            "this site has [slurm], but this is not a SLURM job: submit it with 'ssmpi submit', "
+            f"this site has [{scheduler.section}], but this is not a {name} job: submit it with 'ssmpi submit', "
             "or launch without --site"
         )
-    shown = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     try:
-        done = subprocess.run(shown, capture_output=True, text=True, errors="replace")
-    except OSError as error:
-        raise UserError(f"scontrol: cannot be started ({error.strerror}): put SLURM's commands on PATH") from None
-    if done.returncode:
-        said = " / ".join(done.stderr.splitlines()) or "it does not say why"
-        raise UserError(
-            f"'{shlex.join(shown)}' failed (exit code {done.returncode}), so this job's nodes are not known: {said}"
-        )
-    return done.stdout.split()
+        return scheduler.hosts()
+    except UserError as error:
+        raise UserError(f"this job's nodes are not known: {error}") from None
 
 
 def moved(
@@ -189,7 +183,7 @@ def room_for(
         ]
         left = where.node.memory_gb * 1e9 - sum(need.bytes for need in needs)
         cores = where.node.cores - sum(need.cores for need in needs)
-        if left >= 0 and (cores >= 0 or where.slurm is None):  # without a scheduler ranks may share cores
+        if left >= 0 and (cores >= 0 or where.scheduler is None):  # without a scheduler ranks may share cores
             room[host] = left
     return room
 

@@ -31,6 +31,7 @@ from ssmpi.cluster.stop_signals import POLL_SECONDS, StopSignals
 from ssmpi.config import Config
 from ssmpi.runtime.errors import LOST, STOPPED, UserError
 from ssmpi.runtime.files.run_files import LAUNCH_LOCK
+from ssmpi.runtime.host import schedulers
 from ssmpi.runtime.host.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.runtime.mpi.failure import say
 from ssmpi.state import requirements
@@ -62,7 +63,8 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool, *, ignore
     config = request.load()
     where = site.load(site_file) if site_file else None
     hosts = Hosts(config, where)
-    launcher, in_slurm = (where.launcher, where.slurm is not None) if where else (None, False)
+    launcher, scheduler = (where.launcher, where.scheduler) if where else (None, None)
+    in_slurm = bool(scheduler and scheduler.section == "slurm")
     extra = environment(launcher, one_host=not hosts.of_ranks, slurm=in_slurm)
     line = command(config.topology.size, where, hosts.of_ranks)
     shown = shlex.join([*line, *rank_command(request)])
@@ -88,9 +90,10 @@ class Launch:
         self._run = config.run.path
         self._lock = LaunchLock(self._run) if config.recovery.mode != "off" else None
         self._restarts = Restarts(self._run, config.recovery, left=left_by(request, config))
-        self._requeue = bool(where and where.slurm and where.slurm.requeue)
-        limit = environ.get("SLURM_JOB_END_TIME", "")
-        self._stops = StopSignals(time.monotonic() + float(limit) - time.time() if limit.isdecimal() else None)
+        batch, scheduler = (where.batch, where.scheduler) if where else (None, schedulers.current())
+        self._requeue = scheduler if batch and batch.requeue else None
+        left = scheduler.seconds_left() if scheduler else None
+        self._stops = StopSignals(None if left is None else time.monotonic() + left)
 
     def run(self, site_file: Path | None) -> int:
         """The exit code of the launch."""

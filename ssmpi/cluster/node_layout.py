@@ -161,7 +161,7 @@ def _check(layout: NodeLayout, site: Site) -> None:
                 f" have {site.node.memory_gb:g}: raise topology.embedding_ps so that each holds less and there are"
                 ' nodes for them (placement.servers = "packed"), or lower placement.trainers_per_node'
             )
-        if need.cores > site.node.cores and site.slurm is not None:
+        if need.cores > site.node.cores and site.scheduler:
             raise TopologyError(
                 f"does not fit: node {node} ({names}) needs {need.cores} cores, "
                 f"the site's nodes have {site.node.cores}: "

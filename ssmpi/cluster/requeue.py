@@ -1,4 +1,4 @@
-"""Decides how a launch ended and whether SLURM should requeue its job. The run's result marker decides, not the
+"""Decides how a launch ended and whether its batch job should be requeued. The run's result marker decides, not the
 launcher's exit code alone: that is 0 after a lost host.
 """
 
@@ -15,6 +15,7 @@ from ssmpi.runtime.errors import LOST, STOPPED, DataError
 from ssmpi.runtime.files import log, result_marker
 from ssmpi.runtime.files.run_files import RESULT_NAME
 from ssmpi.runtime.host.mpi_environment import START_LIMIT
+from ssmpi.runtime.host.schedulers import Scheduler
 from ssmpi.runtime.mpi.failure import say
 from ssmpi.state.recovery import run_record
 
@@ -24,20 +25,20 @@ SRUN_KILLED = 1  # also srun's exit code after a rank was killed for running out
 
 
 class LaunchAttempt:
-    """One launch of a run, in a batch job or by hand. With ``requeue`` its batch job is requeued if another launch may
-    help. With ``resumed`` it succeeds if the run turns out to be finished already; with ``begun`` an earlier start of
-    the same launch has begun the run.
+    """One launch of a run, in a batch job or by hand. ``requeue`` is the batch system that requeues the job if another
+    launch may help. With ``resumed`` it succeeds if the run turns out to be finished already; with ``begun``
+    an earlier start of the same launch has begun the run.
     """
 
-    def __init__(self, folder: Path, *, requeue: bool, resumed: bool = False, begun: bool = False) -> None:
+    def __init__(self, folder: Path, *, requeue: Scheduler | None, resumed: bool = False, begun: bool = False) -> None:
         self._folder, self._requeue, self._resumed, self._begun = folder, requeue, resumed, begun
         self._marker = folder / RESULT_NAME
         self._before, self._logs, self._attempts = self._written(), log.lengths(folder), attempts(folder)
 
     def conclude(self, code: int, *, cancelled: bool, silent: Callable[[], list[str]] = list) -> int:
         """Report how the launch ended, requeue its job if that may help, and return the exit code. ``code`` is the
-        launcher's. ``cancelled``: SLURM is ending the job and decides itself whether to requeue it. ``silent`` finds
-        hosts that do not answer; it is called if no rank has reported a lost one.
+        launcher's. ``cancelled``: the batch system is ending the job and decides itself whether to requeue it.
+        ``silent`` finds hosts that do not answer; it is called if no rank has reported a lost one.
         """
         status = self._status(code)
         if status == result_marker.COMPLETE:
@@ -77,8 +78,8 @@ class LaunchAttempt:
         return bool(self._status(code))
 
     def _requeue_if_useful(self, why: str, code: int, cancelled: bool) -> int:
-        job = os.environ.get("SLURM_JOB_ID", "")
-        if not (self._requeue and job) or cancelled:
+        scheduler = self._requeue
+        if cancelled or not (scheduler and (job := scheduler.job_number())):
             return code
         if (many := self._jobs_not_begun()) >= run_record.MOST:
             say(
@@ -88,9 +89,10 @@ class LaunchAttempt:
             )
         else:
             say(f"{why}: requeueing job {job}")
-            done = subprocess.run(["scontrol", "requeue", job]).returncode
-            if done not in (0, -signal.SIGTERM):  # requeueing ends this job, and scontrol with it
-                say(f"error: 'scontrol requeue {job}' ended with {done}: submit the job again to resume the run")
+            line = scheduler.requeueing(self._folder)
+            done = subprocess.run(f"exec {line}", shell=True).returncode
+            if done not in (0, -signal.SIGTERM):  # requeueing ends this job, and the command with it
+                say(f"error: '{line}' ended with {done}: submit the job again to resume the run")
         return code
 
     def _jobs_not_begun(self) -> int:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ssmpi.runtime import settings
 from ssmpi.runtime.errors import SettingsError
+from ssmpi.runtime.host.schedulers import SCHEDULERS, Scheduler
 from ssmpi.runtime.settings import COUNT, positive, printable, require, within
 
 
@@ -129,21 +130,30 @@ class Site:
             self.launcher.command == "mpirun" or self.slurm is not None,
             'launcher.command = "srun" needs a [slurm] section: write one, or set launcher.command = "mpirun"',
         )
-        hosts = self.launcher.hosts
-        require(
-            not (hosts and self.slurm), "launcher.hosts is for sites without SLURM: remove it, SLURM names the nodes"
-        )
+        hosts, scheduler = self.launcher.hosts, self.scheduler
+        if hosts and scheduler:
+            raise SettingsError(
+                f"launcher.hosts is for sites without {scheduler.name}: remove it, {scheduler.name} names the nodes"
+            )
         require(
             not hosts or self.node.count in (None, len(hosts)),
             f"node.count = {self.node.count}, but launcher.hosts names {len(hosts)}: remove one of the two",
         )
 
     @property
+    def scheduler(self) -> Scheduler | None:
+        """The batch system that has a section, if there is one."""
+        return next((scheduler for scheduler in SCHEDULERS if getattr(self, scheduler.section)), None)
+
+    @property
+    def batch(self) -> Slurm | None:
+        """The section of the batch system."""
+        return getattr(self, self.scheduler.section) if self.scheduler else None
+
+    @property
     def nodes(self) -> int | None:
         """Number of nodes; None if only the scheduler knows it."""
-        if self.slurm is None:
-            return len(self.launcher.hosts) or self.node.count or 1
-        return self.node.count
+        return self.node.count if self.scheduler else len(self.launcher.hosts) or self.node.count or 1
 
 
 def load(path: Path) -> Site:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from pathlib import Path
 
 from ssmpi.config import Config, load
 from ssmpi.runtime.errors import SettingsError
-from ssmpi.runtime.files.run_files import BATCH_FILE, RUN_FILE
+from ssmpi.runtime.files.run_files import RUN_FILE
+from ssmpi.runtime.host import schedulers
 from ssmpi.state.recovery.start import Supervised
 
 
@@ -50,8 +50,8 @@ class RunRequest:
 
     def resume_command(self, folder: Path, site_file: Path | None) -> str:
         """The command that resumes this run, which stopped in ``folder``."""
-        if "SLURM_JOB_ID" in os.environ and (folder / BATCH_FILE).is_file():
-            return shlex.join(["sbatch", str(folder / BATCH_FILE)])
+        if (scheduler := schedulers.current()) and (folder / scheduler.batch_file).is_file():
+            return scheduler.submission(folder)
         words = ["--resume", str(folder)] if (folder / RUN_FILE).is_file() else self.words()
         return shlex.join(["ssmpi", "launch", *words, *(["--site", str(site_file)] if site_file else [])])
 

@@ -26,6 +26,7 @@ from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.files.atomic_file import naming
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import LAUNCH_LOCK, LOCK_NAME, is_run_folder
+from ssmpi.runtime.host import schedulers
 from ssmpi.state.checkpoint import disk
 
 POLL_SECONDS = 0.5
@@ -37,18 +38,23 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @dataclasses.dataclass(frozen=True)
 class LockHolder:
-    """The process that holds a lock, as it wrote it into the file; ``job`` is its SLURM job, if any."""
+    """The process that holds a lock, as it wrote it into the file; ``job`` names its batch job, if any, ``cancel``
+    is the command that ends it.
+    """
 
     host: str = ""
     process: int = 0
     job: str = ""
     since: str = ""
+    cancel: str = ""
 
     @classmethod
     def me(cls) -> LockHolder:
         """This process."""
-        job = os.environ.get("SLURM_JOB_ID", "")
-        return cls(socket.gethostname(), os.getpid(), job, time.strftime("%Y-%m-%d %H:%M:%S"))
+        scheduler = schedulers.current()
+        job = f"{scheduler.name} job {scheduler.job_number()}" if scheduler else ""
+        cancel = scheduler.cancellation() if scheduler else f"kill {os.getpid()}"
+        return cls(socket.gethostname(), os.getpid(), job, time.strftime("%Y-%m-%d %H:%M:%S"), cancel)
 
     @classmethod
     def of(cls, file: IO[str]) -> LockHolder:
@@ -60,7 +66,7 @@ class LockHolder:
             return cls()
 
     def __str__(self) -> str:
-        job = f" of SLURM job {self.job}" if self.job else ""
+        job = f" of {self.job}" if self.job else ""
         return (
             f"process {self.process}{job} on host {self.host}, since {self.since}" if self.host else "another process"
         )
@@ -169,7 +175,7 @@ def check_launch(run: Path) -> None:
 
 def refusal(folder: Path, holder: LockHolder) -> SettingsError:
     """Another job is using the run."""
-    end = f"end it ('{f'scancel {holder.job}' if holder.job else f'kill {holder.process}'}')"
+    end = f"end it ('{holder.cancel}')" if holder.cancel else "end it"
     return SettingsError(
         f"{folder}: another job is using this run ({holder}): wait for it to end, {end}, or choose another run.folder"
     )

@@ -21,7 +21,9 @@ RECOVERIES = "recoveries.json"
 PARENT = "parent.json"  # the finished run that this one continues
 LOCK_NAME, LAUNCH_LOCK = LOCKS = "job.lock", "launch.lock"  # held by the first rank, and by the launcher
 PLOT = "plot.png"
-SITE_FILE, BATCH_FILE, BATCH_LOG = "site.toml", "job.sbatch", "job-%j.log"  # SLURM replaces %j with its job number
+SITE_FILE, BATCH_LOG = "site.toml", "job-{}.log"  # with the number of the batch job
+BATCH_FILE = "job.sbatch"  # also where there is no batch system
+BATCH_FILES = (BATCH_FILE,)
 EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors", "onnx": "model.onnx"}
 ONNX_TABLES = ".tables.safetensors"  # in place of .onnx
 DELTA = "delta.safetensors"  # what has changed since an earlier model
@@ -41,10 +43,10 @@ _RANK = r"(trainer|embedding_ps|sync_ps)-\d+"
 _WEIGHTS = rf"(dense|optimizer|embedding-\d+|trainer-\d+)\.h5|{re.escape(MANIFEST_NAME)}"
 _IN_FOLDER = {  # a folder to the files that it holds; the first is the run folder itself
     "": "|".join((
-        *map(re.escape, (RUN_FILE, VERSIONS, METRICS, RESULT_NAME, ATTEMPTS, *LOCKS, PLOT, SITE_FILE, BATCH_FILE)),
+        *map(re.escape, (RUN_FILE, VERSIONS, METRICS, RESULT_NAME, ATTEMPTS, *LOCKS, PLOT, SITE_FILE, *BATCH_FILES)),
         *map(re.escape, (RECOVERIES, PARENT, *EXPORTS.values(), f"model{ONNX_TABLES}", DELTA, REPORT)),
         r"report-[a-z]+\.png",
-        re.escape(BATCH_LOG).replace("%j", r"\d+"), r"events\.out\.tfevents\..+", r"losses-\d+\.npy",
+        BATCH_LOG.format(r"\d+"), r"events\.out\.tfevents\..+", r"losses-\d+\.npy",
         rf"{_RANK}\.json",  # what the ranks of a benchmark measured
     )),
     rf"({MODEL}|\.{MODEL}\.(tmp|old))/": _WEIGHTS,

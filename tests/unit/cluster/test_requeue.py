@@ -7,6 +7,9 @@ import pytest
 
 from ssmpi.cluster.requeue import LaunchAttempt
 from ssmpi.runtime.errors import LOST, STOPPED
+from ssmpi.runtime.host.schedulers import SCHEDULERS
+
+SLURM = SCHEDULERS[0]
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ def requeued(tmp_path, monkeypatch):
     return lambda: record.read_text().split("\n")[:-1] if record.exists() else []
 
 
-def conclude(folder, code, status=None, *, before=None, requeue=True, cancelled=False, resumed=False):
+def conclude(folder, code, status=None, *, before=None, requeue=SLURM, cancelled=False, resumed=False):
     """An attempt in a folder that holds the marker ``before``, and writes ``status``."""
     run = folder / "run"
     run.mkdir()
@@ -76,7 +79,7 @@ def test_a_marker_from_before_is_no_success_of_this_attempt(
 ):
     if resumed and before == "complete" and code == 0:
         expected = said = 0  # it found the run finished
-    assert conclude(tmp_path, code, before=before, resumed=resumed, requeue=False) == expected
+    assert conclude(tmp_path, code, before=before, resumed=resumed, requeue=None) == expected
     assert capfd.readouterr().err.count("error: ") == said
 
 
@@ -86,11 +89,11 @@ def test_a_refused_launch_has_not_finished_another_jobs_run(tmp_path, requeued):
 
 def test_a_run_that_did_not_begin_is_not_looked_for(tmp_path, capfd):
     """A rank was killed while it started: there is no folder yet."""
-    assert LaunchAttempt(tmp_path / "run", requeue=False).conclude(137, cancelled=False) == LOST
+    assert LaunchAttempt(tmp_path / "run", requeue=None).conclude(137, cancelled=False) == LOST
     assert capfd.readouterr().err == "error: the launcher ended with 137, but the run did not begin: launch it again\n"
 
 
-@pytest.mark.parametrize("how", [{"requeue": False}, {"cancelled": True}])
+@pytest.mark.parametrize("how", [{"requeue": None}, {"cancelled": True}])
 def test_who_is_cancelled_or_may_not_is_not_put_back(tmp_path, requeued, how):
     assert conclude(tmp_path, 85, "stopped", **how) == STOPPED
     assert requeued() == []
@@ -118,7 +121,7 @@ def test_what_a_rank_has_said_is_not_said_again(tmp_path, requeued, capfd, code,
     file = tmp_path / "run" / "logs" / "trainer-0.log"
     file.parent.mkdir(parents=True)
     file.write_text(f"{before}\n")
-    attempt = LaunchAttempt(tmp_path / "run", requeue=True)
+    attempt = LaunchAttempt(tmp_path / "run", requeue=SLURM)
     with file.open("a") as out:
         out.write(f"{now}\n")
     assert attempt.conclude(code, cancelled=False) == expected
@@ -134,5 +137,5 @@ def test_outside_slurm_nothing_is_put_back(tmp_path, requeued, monkeypatch):
 
 @pytest.mark.parametrize(("code", "asked"), [(0, True), (LOST, False)])
 def test_silent_hosts_are_named_unless_a_rank_has_said_what_was_lost(tmp_path, capsys, code, asked):
-    assert LaunchAttempt(tmp_path, requeue=False).conclude(code, cancelled=False, silent=lambda: ["h2", "h5"]) == LOST
+    assert LaunchAttempt(tmp_path, requeue=None).conclude(code, cancelled=False, silent=lambda: ["h2", "h5"]) == LOST
     assert ("error: no answer from h2, h5: " in capsys.readouterr().err) == asked

@@ -302,7 +302,7 @@ def test_names_that_are_no_text_are_refused(run_file, capsys):
 
 
 def test_launch_for_slurm_outside_a_job_is_refused(run_file, monkeypatch, capsys):
-    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert command("launch", run_file, "--site", JOBS / "sites" / "openmpi.toml", "--dry-run") == 2
     assert "submit it with 'ssmpi submit', or launch without --site" in capsys.readouterr().err
 
@@ -330,6 +330,7 @@ def test_every_rank_is_given_its_host(run_file, tmp_path, monkeypatch, capsys, n
     (tmp_path / "bin").mkdir()
     fake(tmp_path / "bin", "scontrol", "seq -f n%g 0 9")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-9]")
     where = (JOBS / "sites" / f"{name}.toml").read_text().replace('"srun"', f'"{launcher}"')
     Path("site.toml").write_text(where)
@@ -347,7 +348,7 @@ def test_every_rank_is_given_its_host(run_file, tmp_path, monkeypatch, capsys, n
     [
         (
             "echo 'Unable to contact slurm controller' >&2; exit 1",
-            "(exit code 1), so this job's nodes are not known: Un",
+            "failed (exit code 1): Unable to contact slurm controller",
         ),
         (None, "scontrol: cannot be started (No such file or directory): put SLURM's commands on PATH"),
     ],
@@ -357,6 +358,7 @@ def test_a_slurm_that_does_not_name_its_nodes_is_said(run_file, tmp_path, monkey
     if body:
         fake(tmp_path / "bin", "scontrol", body)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-1]")
     assert command("launch", run_file, "--site", JOBS / "sites" / "openmpi.toml", "--dry-run") == 2
     assert says in capsys.readouterr().err
@@ -374,6 +376,7 @@ def test_too_few_nodes_are_refused(run_file, tmp_path, monkeypatch, capsys):
     (tmp_path / "bin").mkdir()
     fake(tmp_path / "bin", "scontrol", "echo n0; echo n1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-1]")
     assert command("launch", run_file, *TOPOLOGY, "--site", JOBS / "sites" / "mpich.toml", "--dry-run") == 2
     assert "laid out for 4 nodes, but there are 2 (n0 n1)" in capsys.readouterr().err
