@@ -34,6 +34,8 @@ OPEN_MPI = {  # name: value, and the cost of not setting it
     "PMIX_MCA_psec": ("native", "under srun, a harmless complaint about help files"),
 }
 ONE_VALUE = ("OMP_NUM_THREADS", "OMPI_MCA_mpi_yield_when_idle")  # another value costs as much as none
+# MPICH 4 moves one cell a test between ranks of a host, by default 16 KB: with sleeps in between, 4 MB took 180 ms
+MPICH = dict.fromkeys(("MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_CELL_SIZE", "MPIR_CVAR_CH4_PACK_BUFFER_SIZE"), "262144")
 OPEN_MPI_LAUNCHER = {  # mpirun reads these, and does not pass them to the ranks
     "PRTE_MCA_hwloc_default_binding_policy": "none",  # else all threads of a rank share one core
 }
@@ -94,6 +96,8 @@ def recommended(launcher: LauncherSettings | None, *, one_host: bool, slurm: boo
     job of SLURM.
     """
     wanted = {name: value for name, (value, _) in {**THREADS, **OPEN_MPI}.items()} | OPEN_MPI_LAUNCHER
+    if not MPICH.keys() & os.environ:  # a cell must fit into the buffer: the user's one of the two decides both
+        wanted |= MPICH
     if os.geteuid() == 0:
         wanted |= AS_ROOT
     if one_host:

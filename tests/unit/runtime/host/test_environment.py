@@ -48,6 +48,15 @@ def test_what_the_user_set_wins(bare):
     assert env.environment()["OMP_NUM_THREADS"] == "1"
 
 
+def test_cells_of_mpich_fit_into_its_buffers(bare):
+    """MPICH aborts where a cell is larger than a buffer."""
+    for name in env.MPICH:
+        bare.delenv(name, raising=False)
+    assert env.environment().items() >= env.MPICH.items()
+    bare.setenv(min(env.MPICH), "16384")
+    assert not env.environment().keys() & env.MPICH.keys()
+
+
 def test_a_home_is_found_where_none_is_set(bare):
     """Open MPI does not start without one."""
     assert "HOME" not in env.environment()
