@@ -238,11 +238,10 @@ def restarts(job: Job) -> Iterator[str]:
     for each in job.record.recoveries[-SHOWN:]:
         seconds = each.get("seconds", {})
         took = f", training after {seconds.get('ranks', 0.0) + seconds.get('restore', 0.0):.1f} s"
-        how = f"resumed from {each.get('how')}{took}" if "restore" in seconds else "did not come to training"
+        how = f"resumed ({each.get('how')}){took}" if "restore" in seconds else "did not come to training"
         yield f"{each.get('at')}: {how}; why: {reason(str(each.get('why'))) or 'not logged'}"
         counts = [f"{name.replace('_', ' ')}: {each[name]:,}" for name in LOSSES if each.get(name)]
-        lost = f"memory lost: {each.get('lost') or 'none'}"
-        yield f"    {'; '.join([lost, *counts])}"
+        yield f"    {'; '.join([each.get('lost') or 'no memory is lost', *counts])}"
 
 
 def reason(text: str) -> str:

@@ -26,6 +26,7 @@ from ssmpi.runtime.files.run_files import LOGS, REQUEST
 
 MARK = "vitals: "  # how such a line begins
 TICK_SECONDS, LONGEST_PAUSE = 2.0, 60.0
+SUSPENDED = 10.0  # seconds between two looks after which they do not count: the whole process was stopped
 FRAMES = 5  # of a stack
 KINDS = ("main", "worker", "helper", "shadow", "mover")
 OUTSIDE = ("/failure.py", "/commands.py", "/cli/__init__.py", "/__main__.py")  # begin every stack
@@ -101,7 +102,7 @@ class Vitals:
                 continue
             self._stacks[kind if kind == "main" else thread.name] = stack
             times[number] = processor_times(number)
-            if number in self._times:
+            if number in self._times and seconds < SUSPENDED:
                 spent, before = self._spent[kind], self._times[number]
                 spent[state_of(stack)] += 1
                 spent["seconds"] += seconds

@@ -102,12 +102,12 @@ def test_an_end_without_a_result_is_told_with_its_reason_and_earlier_restarts(ru
     with log_of(run, "trainer-1").open("a") as file:
         file.write("2026-11-28 17:00:01,000 h7 trainer 1 | the job ends: error: no answer from embedding_ps 0\n")
     recovery = {"at": "2026", "why": "error: trainer 1 was killed; all ranks end", "how": "partial", "samples_lost": 7}
-    recovery |= {"lost": "embedding_ps 0", "seconds": {"ranks": 2.0, "process": 1.0, "restore": 3.0}}
+    recovery |= {"lost": "embedding_ps 0 is lost", "seconds": {"ranks": 2.0, "process": 1.0, "restore": 3.0}}
     (run / "recoveries.json").write_text(json.dumps({"launch": "a", "recoveries": [recovery]}))
     text = page(run, capsys, 1)
     assert "problem: the job has ended without a result: no answer from embedding_ps 0." in text
-    assert "2026: resumed from partial, training after 5.0 s; why: trainer 1 was killed\n" in text
-    assert "memory lost: embedding_ps 0; samples lost: 7" in text
+    assert "2026: resumed (partial), training after 5.0 s; why: trainer 1 was killed\n" in text
+    assert "embedding_ps 0 is lost; samples lost: 7" in text
 
 
 def test_damaged_lines_and_missing_logs_are_named(run, capsys):

@@ -86,6 +86,14 @@ def test_a_line_has_times_memory_and_stacks(tmp_path, worker):
     assert line["threads"] == {}  # each line is of the time since the last one
 
 
+def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path, worker, monkeypatch):
+    own = Vitals(tmp_path)
+    own.look()
+    monkeypatch.setattr(vitals, "SUSPENDED", 0.0)  # so that any time is too long
+    own.look()
+    assert own.line()["threads"] == {}
+
+
 def test_a_request_is_answered_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(vitals, "TICK_SECONDS", 0.001)
     monkeypatch.setattr(vitals.log, "propagate", True)
