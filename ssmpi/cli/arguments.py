@@ -64,6 +64,8 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--checkpoint", metavar="NAME", help="checkpoint to resume from; 'whole' picks the newest undamaged one"
     )
+    text = "stop in time to be saved before H hours are over, restarts included; exit code 85"
+    sub.add_argument("--max-hours", type=float, metavar="H", help=text)
 
 
 def add_parent(sub: argparse.ArgumentParser) -> None:

@@ -17,11 +17,15 @@ from ssmpi.bench.options import taken
 from ssmpi.runtime.errors import STOPPED, SettingsError, TopologyError
 from ssmpi.runtime.files import log
 from ssmpi.runtime.host import launcher_env
+from ssmpi.runtime.host.clock import process_age
 from ssmpi.runtime.host.mpi_environment import make_segments_folder
 from ssmpi.runtime.host.startup import without_garbage_collection
 from ssmpi.runtime.mpi import signals
 from ssmpi.runtime.mpi.starting import StartWatch
+from ssmpi.runtime.settings import SECONDS, positive
 from ssmpi.state.recovery.policy import INPUTS
+
+UNKNOWN_SAVE = 0.05  # share of the time that a save may take before one was measured
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -48,6 +52,9 @@ def train(arguments: argparse.Namespace) -> int:
         log.configure(job.who, verbose=job.rank == 0)
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))
         path = start.config.run.path
+        if arguments.max_hours and job.rank == 0:
+            seconds, budget = 3600 * arguments.max_hours, start.config.checkpoint.stop_budget_seconds
+            signals.stop_within(signals.TIME_USED * seconds - process_age(), min(budget, UNKNOWN_SAVE * seconds))
         if start.finished:
             resume.check_model(job, path)
             if job.rank == 0:
@@ -62,6 +69,8 @@ def train(arguments: argparse.Namespace) -> int:
                 plot(path)
             except OSError as error:  # the run is complete without it
                 log.log.error(f"error: no plot: {error}")
+        if job.rank == 0 and not finished and signals.out_of_time():
+            log.log.info(f"stopped in time for --max-hours {arguments.max_hours:.3g}")
         stopped = job.leave(stopped=not finished)  # last: launchers kill the others once one rank exits
         signals.ignore_stops()
         job.finalize()
@@ -84,8 +93,10 @@ def requested(arguments: argparse.Namespace) -> RunRequest:
     if arguments.overwrite and arguments.resume:
         raise SettingsError("--overwrite starts over and --resume continues: leave one of them out")
     word = getattr(arguments, "supervised", None)  # 'launch' has no such option
+    if arguments.max_hours is not None:
+        positive("--max-hours", arguments.max_hours, SECONDS / 3600)
     how = arguments.overwrite, arguments.resume, arguments.checkpoint, Supervised.parse(word) if word else None
-    return RunRequest(run_file, overrides, *how)
+    return RunRequest(run_file, overrides, *how, max_hours=arguments.max_hours)
 
 
 def overrides_of(arguments: argparse.Namespace) -> list[str]:

@@ -4,12 +4,10 @@ memory; the ranks of a lost host move to a spare host, or to others that have ro
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
@@ -29,8 +27,6 @@ class Hosts:
         self.of_ranks: list[str] = []
         self._others: list[str] = []  # hosts that no rank runs on
         self.left: list[str] = []
-        if not (where and where.scheduler):
-            check_this_host_is_meant()
         names = node_names(where) if where else []
         if where and names:
             self._where, self._layout = where, layout_of(config, where)
@@ -99,51 +95,23 @@ def node_names(where: Site) -> list[str]:
     return job_hosts(where.scheduler) if where.scheduler else list(where.launcher.hosts)
 
 
-def check_this_host_is_meant() -> None:
-    """UserError if this shell has SLURM's variables for other hosts, as after an ssh or in a container: an mpirun that
-    finds them starts the ranks there.
-    """
-    nodes, host = os.environ.get("SLURM_JOB_NODELIST", ""), socket.gethostname()
-    if "SLURM_JOB_ID" in os.environ and not any(is_listed(name, nodes) for name in (host, host.partition(".")[0])):
-        raise UserError(
-            f"SLURM_JOB_NODELIST is '{nodes}', and this host, {host}, is none of these: mpirun would start the ranks"
-            " there. Launch with a site file that has [slurm] for the nodes of that job, or unset SLURM's variables"
-            " ('unset ${!SLURM_*}') to launch here"
-        )
-
-
-def is_listed(host: str, nodes: str) -> bool:
-    """Whether a host is in SLURM's list of nodes, such as ``login,n[01-04,7]``."""
-
-    def pattern(part: re.Match[str]) -> str:
-        return re.escape(part[0]) if part[1] is None else f"({'|'.join(_numbers(part[1]))})"
-
-    names = re.findall(r"(?:\[[^]]*\]|[^,\[])+", nodes)
-    return any(re.fullmatch(re.sub(r"\[([^]]*)\]|[^\[]+", pattern, name), host) for name in names)
-
-
-def _numbers(ranges: str) -> Iterator[str]:
-    """The numbers in ``01-04,7``, as SLURM writes them."""
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and last.isdecimal():
-            yield from (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
-        else:
-            yield re.escape(part)
-
-
 def job_hosts(scheduler: Scheduler) -> list[str]:
     """Names of the hosts of this job; UserError where it is none, or the batch system does not say them."""
-    name = scheduler.name
+    name, job = scheduler.name, scheduler.job_name()
     if not scheduler.job_number():
         raise UserError(
             f"this site has [{scheduler.section}], but this is not a {name} job: submit it with 'ssmpi submit', "
             "or launch without --site"
         )
     try:
-        return scheduler.hosts()
+        names = list(dict.fromkeys(scheduler.hosts()))
     except UserError as error:
-        raise UserError(f"this job's nodes are not known: {error}") from None
+        raise UserError(f"the hosts of {job} are not known: {error}") from None
+    if not names:
+        raise UserError(
+            f"the hosts of {job} are not known: {name} names none: submit it again, or launch without --site"
+        )
+    return names
 
 
 def moved(

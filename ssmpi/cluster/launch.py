@@ -33,7 +33,9 @@ from ssmpi.runtime.errors import LOST, STOPPED, UserError
 from ssmpi.runtime.files.run_files import LAUNCH_LOCK
 from ssmpi.runtime.host import schedulers
 from ssmpi.runtime.host.mpi_environment import PASSED_ON, PYTHON, environment
+from ssmpi.runtime.host.schedulers import Scheduler
 from ssmpi.runtime.mpi.failure import say
+from ssmpi.runtime.mpi.signals import TIME_USED
 from ssmpi.state import requirements
 from ssmpi.state.recovery import run_record
 from ssmpi.state.recovery.run_record import Left
@@ -64,8 +66,8 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool, *, ignore
     where = site.load(site_file) if site_file else None
     hosts = Hosts(config, where)
     launcher, scheduler = (where.launcher, where.scheduler) if where else (None, None)
-    in_slurm = bool(scheduler and scheduler.section == "slurm")
-    extra = environment(launcher, one_host=not hosts.of_ranks, slurm=in_slurm)
+    section = scheduler.section if scheduler else ""
+    extra = environment(launcher, one_host=not hosts.of_ranks, scheduler=section)
     line = command(config.topology.size, where, hosts.of_ranks)
     shown = shlex.join([*line, *rank_command(request)])
     settings = [f"{name}={shlex.quote(value)}" for name, value in extra.items()] if dry_run else []
@@ -80,6 +82,15 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool, *, ignore
     return Launch(request, config, where, hosts, environ).run(site_file)
 
 
+def seconds_left(scheduler: Scheduler) -> float | None:
+    """How long this job may still run; None if it has no limit, or, with a warning, if that is not known."""
+    try:
+        return scheduler.seconds_left()
+    except (UserError, ValueError) as error:
+        say(f"warning: the time limit of {scheduler.job_name()} is not known: {error}; --max-hours sets it")
+        return None
+
+
 class Launch:
     """One launch of a run: its starts, until one of them is the last."""
 
@@ -91,14 +102,18 @@ class Launch:
         self._lock = LaunchLock(self._run) if config.recovery.mode != "off" else None
         self._restarts = Restarts(self._run, config.recovery, left=left_by(request, config))
         batch, scheduler = (where.batch, where.scheduler) if where else (None, schedulers.current())
-        self._requeue = scheduler if batch and batch.requeue else None
-        left = scheduler.seconds_left() if scheduler else None
-        self._stops = StopSignals(None if left is None else time.monotonic() + left)
+        known = scheduler and (scheduler.section == "slurm" or (self._run / scheduler.batch_file).is_file())
+        self._requeue = scheduler if known and batch and batch.requeue else None  # else there is nothing to submit
+        left = seconds_left(scheduler) if scheduler else None
+        self._began = time.monotonic()
+        self._stops = StopSignals(None if left is None else self._began + left)
+        own = None if scheduler and scheduler.warns else left
+        self._seconds = 3600 * request.max_hours if request.max_hours else own
 
     def run(self, site_file: Path | None) -> int:
         """The exit code of the launch."""
         stops, hosts = self._stops, self._hosts
-        stops.listen()
+        stops.listen(None if self._seconds is None else TIME_USED * self._seconds)
         code, attempt, silent = self._start()
         while (lost := attempt.lost(code)) and not stops.received and self._restarts.note_loss(killed=killed(code)):
             if self._lock and not self._lock.take() and self._restarts.begun:
@@ -109,15 +124,17 @@ class Launch:
                 break
             self._restarts.begin()
             code, attempt, silent = self._start()
-        self._clean(code, attempt)
+        ask = hosts.of_ranks and self._where and not self._where.slurm  # which knows its hosts itself
+        silent = silent if ask else list
+        self._clean(code, attempt, silent() if lost and not attempt.begun else [])
         if self._lock:
             self._lock.release()
         if unheard := lost and bool(stops.received) and not stops.begun:
             say("stopping: the job is not restarted")
         if stops.ended or unheard or (stops.received and code in UNHANDLED):
             code = STOPPED  # the launcher's own code only says how it was terminated
-        ask = self._where and self._where.launcher.hosts
-        code = attempt.conclude(code, cancelled=stops.cancelled, silent=silent if ask else list)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        code = attempt.conclude(code, cancelled=stops.cancelled, silent=silent)
         if code == STOPPED and (stops.cancelled or not self._requeue):
             say(f"to resume it: {self._request.resume_command(self._run, site_file)}")
         return code
@@ -128,21 +145,30 @@ class Launch:
         attempt = LaunchAttempt(
             self._run, requeue=self._requeue, resumed=self._request.run is not None, begun=restarts.begun
         )
-        words = rank_command(dataclasses.replace(self._request, supervised=restarts.supervised))
+        request = dataclasses.replace(self._request, supervised=restarts.supervised, max_hours=self._hours_left())
+        words = rank_command(request)
         own = restarts.variables(self._environ, here=not hosts.of_ranks)
         line = command(self._config.topology.size, self._where, hosts.of_ranks)
         code = supervise([*line, *words], {**self._environ, **own}, self._stops, self._lock)
         asked = {host: restarts.tidy(used=host in hosts.used) for host in hosts.every}
         return code, attempt, cache(partial(unable, self._where, asked, self._environ))
 
-    def _clean(self, code: int, attempt: LaunchAttempt) -> None:
-        """Remove what killed ranks left behind, but no memory that is ahead of what is saved."""
+    def _hours_left(self) -> float | None:
+        """``--max-hours`` of a start: the ranks use the same share of it as the launch does of its own."""
+        used = (time.monotonic() - self._began) / TIME_USED
+        return None if self._seconds is None else max(self._seconds - used, 1e-3) / 3600
+
+    def _clean(self, code: int, attempt: LaunchAttempt, unreached: Sequence[str]) -> None:
+        """Remove what killed ranks left behind, but no memory that is ahead of what is saved; none was on hosts that
+        were ``unreached``.
+        """
         hosts, restarts = self._hosts, self._restarts
         if not attempt.saved(code) and restarts.keep(hosts.used, partial(self._failing, hosts.used)):
             self._failing(hosts.left, restarts.tidy(used=False))
             return
         orderly = code in (0, STOPPED)  # then the ranks have removed their memory
-        restarts.clean(partial(self._failing, sorted({*hosts.left, *(() if orderly else hosts.used)})))
+        places = {*hosts.left, *(() if orderly else hosts.used)}
+        restarts.clean(partial(self._failing, sorted(places.difference(unreached))))
 
     def _failing(self, hosts: Sequence[str], words: Sequence[str]) -> list[str]:
         return failing_hosts(self._where, hosts, self._environ, words)

@@ -21,6 +21,10 @@ from ssmpi.state.recovery import run_record
 
 REFUSED = 2  # exit code of errors that the user can fix, also of ranks that did not start the run
 OWN_EXIT_CODES = (1, REFUSED, 130)  # exit codes of ssmpi for errors that another launch would repeat
+UNREACHABLE = (
+    "repair it or remove it from launcher.hosts, or, where nodes take no ssh, name what to use instead"
+    " (PRTE_MCA_plm_ssh_agent, such as pbs_tmrsh or blaunch); then launch again"
+)
 SRUN_KILLED = 1  # also srun's exit code after a rank was killed for running out of memory
 
 
@@ -56,13 +60,14 @@ class LaunchAttempt:
             return code
         told = log.end_recorded(self._folder, self._logs)
         if code != LOST and not told:
+            lost = silent()
+            if lost and not self.begun:
+                say(f"error: no answer from {', '.join(lost)}, and no rank has started: {UNREACHABLE}")
+                return self._requeue_if_useful("no rank has started", LOST, cancelled) if self._requeue else REFUSED
             how = f"finish (see {self._folder})" if self._folder.is_dir() else "begin: launch it again"
             say(f"error: the launcher ended with {code}, but the run did not {how}")
-            if lost := silent():
-                say(
-                    f"error: no answer from {', '.join(lost)}: repair it or remove it from launcher.hosts, "
-                    "then launch again"
-                )
+            if lost:
+                say(f"error: no answer from {', '.join(lost)}: {UNREACHABLE}")
         return self._requeue_if_useful("a rank or a host was lost", LOST, cancelled)
 
     def lost(self, code: int) -> bool:
@@ -70,8 +75,13 @@ class LaunchAttempt:
         if self._status(code) in (result_marker.COMPLETE, result_marker.STOPPED) or code == STOPPED:
             return False
         told = log.end_recorded(self._folder, self._logs)
-        begun = log.lengths(self._folder) != self._logs  # once a rank has logged anything, it also logs why it fails
-        return code not in OWN_EXIT_CODES or not (told or not (begun and code == SRUN_KILLED))
+        # once a rank has logged anything, it also logs why it fails
+        return code not in OWN_EXIT_CODES or not (told or not (self.begun and code == SRUN_KILLED))
+
+    @property
+    def begun(self) -> bool:
+        """Whether a rank has logged anything."""
+        return log.lengths(self._folder) != self._logs
 
     def saved(self, code: int) -> bool:
         """Whether the run is saved as far as it came: then its memory is of no use."""
@@ -79,16 +89,17 @@ class LaunchAttempt:
 
     def _requeue_if_useful(self, why: str, code: int, cancelled: bool) -> int:
         scheduler = self._requeue
-        if cancelled or not (scheduler and (job := scheduler.job_number())):
+        if cancelled or not (scheduler and scheduler.job_number()):
             return code
+        job = scheduler.job_name()
         if (many := self._jobs_not_begun()) >= run_record.MOST:
             say(
-                f"error: job {job} is not requeued: {many} jobs in a row ended before all ranks of {self._folder} had"
+                f"error: {job} is not requeued: {many} jobs in a row ended before all ranks of {self._folder} had"
                 " started, as the messages above say. If they were only slow, raise the limit in the batch file"
                 f" ('export {START_LIMIT}=1200', in seconds), and submit it again"
             )
         else:
-            say(f"{why}: requeueing job {job}")
+            say(f"{why}: requeueing {job}")
             line = scheduler.requeueing(self._folder)
             done = subprocess.run(f"exec {line}", shell=True).returncode
             if done not in (0, -signal.SIGTERM):  # requeueing ends this job, and the command with it

@@ -46,7 +46,7 @@ class SitePlacement:
     server_cores: int = 1
     """Cores of a PS."""
     spare_hosts: int = 0
-    """Extra nodes to request from SLURM, to replace lost ones. Without SLURM the unused ``launcher.hosts`` are the
+    """Extra nodes to request, to replace lost ones. Without a batch system the unused ``launcher.hosts`` are the
     spares.
     """
 
@@ -85,43 +85,91 @@ class Launcher:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm:
-    """The ``[slurm]`` section: what a batch job asks for."""
+class Batch:
+    """What a batch job asks for, with any batch system."""
 
     time: str = "24:00:00"
-    """Time limit."""
-    partition: str | None = None
-    """Partition. Unset: the cluster's own default."""
+    """Time limit, as the batch system takes it."""
     account: str | None = None
-    """Account to charge."""
+    """Account to charge: with LSF a project, with Flux a bank."""
     exclusive: bool = False
     """Request whole nodes."""
+    requeue: bool = True
+    """Requeue the job when its time is over, as often as it makes progress."""
+    options: tuple[str, ...] = ()
+    """Further options of the batch file, passed as they are."""
+
+    def __post_init__(self) -> None:
+        for name in ("time", "account"):
+            printable(name, getattr(self, name))
+        for option in self.options:
+            require(option.startswith("-"), f"options: '{option}' is not an option of a batch file: it begins with '-'")
+            printable("options", option)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm(Batch):
+    """The ``[slurm]`` section: what a batch job asks for."""
+
+    partition: str | None = None
+    """Partition. Unset: the cluster's own default."""
     signal_seconds: int = 180
     """Seconds before the limit at which the run is told to save and exit. SLURM may be a minute late: allow twice the
     time of a save, plus a minute.
     """
-    requeue: bool = True
-    """Requeue the job then, as often as it makes progress."""
-    options: tuple[str, ...] = ()
-    """Further ``#SBATCH`` options, passed as they are."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         within("signal_seconds", self.signal_seconds, 1, COUNT)
-        for name in ("time", "partition", "account"):
-            printable(name, getattr(self, name))
-        for option in self.options:
-            require(option.startswith("-"), f"options: '{option}' is not an option of sbatch: write '--name=value'")
-            printable("options", option)
+        printable("partition", self.partition)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queued(Batch):
+    """What a batch job asks for where jobs go to queues."""
+
+    queue: str | None = None
+    """Queue. Unset: the cluster's own default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        printable("queue", self.queue)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pbs(Queued):
+    """The ``[pbs]`` section: what a batch job asks of OpenPBS or PBS Professional. The run asks how much time it has,
+    and saves in time.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lsf(Queued):
+    """The ``[lsf]`` section, as ``[pbs]``, for IBM Spectrum LSF."""
+
+    time: str = "24:00"
+    """Time limit, ``HOURS:MINUTES``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flux(Queued):
+    """The ``[flux]`` section, as ``[pbs]``, for Flux."""
+
+    time: str = "24h"
+    """Time limit, such as ``90m`` or ``24h``."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A site file. Without ``[slurm]``, jobs start at once on the host of 'ssmpi submit'."""
+    """A site file. Without a batch system, jobs start at once on the host of 'ssmpi submit'."""
 
     node: Node
     placement: SitePlacement = field(default_factory=SitePlacement)
     launcher: Launcher = field(default_factory=Launcher)
     slurm: Slurm | None = None
+    pbs: Pbs | None = None
+    lsf: Lsf | None = None
+    flux: Flux | None = None
     setup: tuple[str, ...] = ()
     """Shell lines at the start of a batch file: load modules, activate an environment."""
 
@@ -131,6 +179,8 @@ class Site:
             'launcher.command = "srun" needs a [slurm] section: write one, or set launcher.command = "mpirun"',
         )
         hosts, scheduler = self.launcher.hosts, self.scheduler
+        named = [known.section for known in SCHEDULERS if getattr(self, known.section)]
+        require(len(named) <= 1, f"[{'] and ['.join(named)}]: a site has one batch system: remove the others")
         if hosts and scheduler:
             raise SettingsError(
                 f"launcher.hosts is for sites without {scheduler.name}: remove it, {scheduler.name} names the nodes"
@@ -146,9 +196,9 @@ class Site:
         return next((scheduler for scheduler in SCHEDULERS if getattr(self, scheduler.section)), None)
 
     @property
-    def batch(self) -> Slurm | None:
+    def batch(self) -> Batch | None:
         """The section of the batch system."""
-        return getattr(self, self.scheduler.section) if self.scheduler else None
+        return self.slurm or self.pbs or self.lsf or self.flux
 
     @property
     def nodes(self) -> int | None:

@@ -13,6 +13,7 @@ from ssmpi.runtime.mpi.failure import say
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WARNINGS = (signal.SIGUSR1, signal.SIGALRM)  # of the time limit: the scheduler's, and our own
 POLL_SECONDS = 0.1
 SAME_SECONDS = 1.0  # a repeat this soon is the same request by another route: terminal and parent, scancel and srun
 LIMIT_SECONDS = 5.0  # tolerated difference between SLURM's clock and a host's
@@ -52,12 +53,15 @@ class StopSignals:
         """Whether the run should end and not be requeued: after a second signal, or SIGTERM (scancel)."""
         return self.ended or (signal.SIGTERM in self._first and not self._limited)
 
-    def listen(self) -> None:
+    def listen(self, seconds: float | None = None) -> None:
         """Install the handlers, for the rest of this process. Main thread only, before the job starts: a signal in
-        between would end this process and leave the job behind.
+        between would end this process and leave the job behind. After ``seconds`` the job is told to stop.
         """
         for signum in STOP_SIGNALS:
             signals.handle(signum, self.take)
+        if seconds is not None:
+            signal.signal(signal.SIGALRM, self.take)
+            signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
 
     def follow(self, job: Popen[bytes], stopping: Callable[[], None]) -> None:
         """Forward signals to ``job``, including those received already. ``stopping`` is called when the stop begins."""
@@ -105,8 +109,8 @@ class StopSignals:
             self._job.terminate()
 
     def _is_limit(self, signum: int, now: float) -> bool:
-        """Whether this is the scheduler's signal at the time limit, after its SIGUSR1 warning."""
-        warned = signum == signal.SIGTERM and signal.SIGUSR1 in self._first
+        """Whether this is the scheduler's signal at the time limit, after a warning."""
+        warned = signum == signal.SIGTERM and not self._first.keys().isdisjoint(WARNINGS)
         return warned and self._time_limit is not None and now >= self._time_limit - LIMIT_SECONDS
 
     def _stop(self, signum: int) -> None:
@@ -115,5 +119,6 @@ class StopSignals:
             return
         self.begun = True
         self._stopping()
-        say(f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save")
+        why = "the time is over" if signum == signal.SIGALRM else signal.Signals(signum).name
+        say(f"stopping ({why}): the ranks finish their step and save")
         self._tell(self._job)

@@ -18,7 +18,7 @@ from ssmpi.state.recovery.start import Supervised
 @dataclass(frozen=True)
 class RunRequest:
     """What the command line asks for: a run file with overrides, or a run folder to resume, or both; ``supervised`` by
-    a launch that restarts the job after a kill.
+    a launch that restarts the job after a kill; to stop before ``max_hours`` are over.
     """
 
     run_file: Path | None
@@ -27,6 +27,7 @@ class RunRequest:
     run: Path | None = None
     checkpoint: str | None = None
     supervised: Supervised | None = None
+    max_hours: float | None = None
 
     def load(self) -> Config:
         """Load the settings; without a run file, those that the run was started with."""
@@ -58,7 +59,8 @@ class RunRequest:
     def words(self) -> list[str]:
         """The same request as arguments of ``ssmpi train``."""
         supervised = self.supervised.word if self.supervised else None
-        options = {"--resume": self.run, "--checkpoint": self.checkpoint, "--supervised": supervised}
+        options: dict[str, object] = {"--resume": self.run, "--checkpoint": self.checkpoint, "--supervised": supervised}
+        options["--max-hours"] = self.max_hours
         given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
         file = [str(self.run_file)] if self.run_file else []
         return [*file, *given, *(["--overwrite"] if self.overwrite else []), *self.overrides]

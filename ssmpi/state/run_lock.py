@@ -52,7 +52,7 @@ class LockHolder:
     def me(cls) -> LockHolder:
         """This process."""
         scheduler = schedulers.current()
-        job = f"{scheduler.name} job {scheduler.job_number()}" if scheduler else ""
+        job = f"{scheduler.name} {scheduler.job_name()}" if scheduler and scheduler.cancel else ""
         cancel = scheduler.cancellation() if scheduler else f"kill {os.getpid()}"
         return cls(socket.gethostname(), os.getpid(), job, time.strftime("%Y-%m-%d %H:%M:%S"), cancel)
 

@@ -3,6 +3,7 @@ ones. CI tries the crash, soak the rest too.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from runs import Run
 from virtual_hosts import NETWORK, PROJECT, VirtualHosts
 
 from ssmpi.runtime.errors import LOST, STOPPED
+from ssmpi.runtime.host.mpi_environment import ON_ONE_HOST, WITHOUT_SCHEDULER
+from ssmpi.runtime.host.schedulers import SCHEDULERS
 
 LIMIT = 25  # seconds from a fault to the end of the job, of which 10 are waiting.frozen_seconds
 START_UP = 90
@@ -281,3 +284,50 @@ def test_hosts_end_with_whoever_started_them(tmp_path):
     while any(Path(f"/proc/{int(pid)}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+BATCH_SITE = SITE.replace('hosts = ["h1", "h2", "h3"]\n', "")
+PBS_SAYS = "    Resource_List.walltime = 00:00:20\n    stime = $(date '+%a %b %d %T %Y')"
+BATCH_SYSTEMS = {  # the command that submits, the one that tells the time that is left, and what it says
+    "pbs": ("qsub", "qstat", PBS_SAYS),
+    "lsf": ("bsub", "bjobs", "0:01 L"),
+    "flux": ("flux", "flux", "$(test $1 = hostlist && echo h1 h2 h3 || echo 20)"),
+}
+REQUEUES = {"pbs": "qsub pbs/job.pbs", "lsf": "brequeue 17", "flux": "flux --parent batch flux/job.flux"}
+
+
+@pytest.mark.parametrize("section", ["pbs", *(pytest.param(name, marks=pytest.mark.soak) for name in ("lsf", "flux"))])
+def test_a_job_of_another_batch_system_saves_before_its_time_is_over(hosts, place, section):
+    """As submitted: its ranks go where that says, and it goes back to the queue."""
+    scheduler = next(known for known in SCHEDULERS if known.section == section)
+    submits, tells, said = BATCH_SYSTEMS[section]
+    tools, nodes = place / f"{section}-tools", place / f"{section}-nodes"
+    tools.mkdir()
+    for tool in (submits, "brequeue", tells):
+        (tools / tool).write_text(f'#!/bin/bash\necho "{tool} $@" >> {tools}/asked\ncat << EOF\n{said}\nEOF\n')
+        (tools / tool).chmod(0o755)
+    nodes.write_text("h1\nh1\nh2\nh2\nh3\nh3\n")
+    (place / f"{section}.toml").write_text(f"{BATCH_SITE}\n[{section}]\n")
+    environ = batch_environment(hosts, tools)
+    words = ("submit", "run.toml", f"run.folder={section}", "--site", f"{section}.toml")
+    hosts.run("head", sys.executable, "-m", "ssmpi", *words, folder=place, environ=environ)
+    own = {"PBS_NODEFILE": nodes, "LSB_DJOB_HOSTFILE": nodes, "PBS_O_WORKDIR": place, "PBS_ENVIRONMENT": "PBS_BATCH"}
+    environ |= {scheduler.job: "17", **{name: str(path) for name, path in own.items()}}
+    job = Running(hosts.on("head", "bash", f"{section}/{scheduler.batch_file}", folder=place), environ)
+    try:
+        ended = job.wait(START_UP + 60)
+    finally:
+        job.close()
+    output = ended.out + ended.err + "".join(path.read_text() for path in (place / section).glob("job-*.log"))
+    assert ended.code == STOPPED, output
+    assert "3 ranks on 3 hosts: h1: trainer 0; h2: trainer 1; h3: embedding_ps 0" in output
+    assert "stopped in time for --max-hours" in output
+    assert Run(place / section).result["status"] == "stopped"
+    assert (tools / "asked").read_text().splitlines()[-1] == REQUEUES[section]
+
+
+def batch_environment(hosts, tools):
+    """The environment on the head: the tools come first, and nothing keeps mpirun from asking a batch system."""
+    environ = full_environment({"PRTE_MCA_plm_ssh_agent": str(hosts.remote_shell)})
+    environ |= {"PYTHONPATH": python_path(*WITHOUT_EXTRAS, PROJECT), "PATH": f"{tools}:{os.environ['PATH']}"}
+    return {name: value for name, value in environ.items() if name not in {**ON_ONE_HOST, **WITHOUT_SCHEDULER}}

@@ -23,7 +23,7 @@ LOCK_NAME, LAUNCH_LOCK = LOCKS = "job.lock", "launch.lock"  # held by the first 
 PLOT = "plot.png"
 SITE_FILE, BATCH_LOG = "site.toml", "job-{}.log"  # with the number of the batch job
 BATCH_FILE = "job.sbatch"  # also where there is no batch system
-BATCH_FILES = (BATCH_FILE,)
+BATCH_FILES = (BATCH_FILE, "job.pbs", "job.lsf", "job.flux")
 EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors", "onnx": "model.onnx"}
 ONNX_TABLES = ".tables.safetensors"  # in place of .onnx
 DELTA = "delta.safetensors"  # what has changed since an earlier model
@@ -46,7 +46,7 @@ _IN_FOLDER = {  # a folder to the files that it holds; the first is the run fold
         *map(re.escape, (RUN_FILE, VERSIONS, METRICS, RESULT_NAME, ATTEMPTS, *LOCKS, PLOT, SITE_FILE, *BATCH_FILES)),
         *map(re.escape, (RECOVERIES, PARENT, *EXPORTS.values(), f"model{ONNX_TABLES}", DELTA, REPORT)),
         r"report-[a-z]+\.png",
-        BATCH_LOG.format(r"\d+"), r"events\.out\.tfevents\..+", r"losses-\d+\.npy",
+        BATCH_LOG.format(r"(\d+|pbs)"), r"events\.out\.tfevents\..+", r"losses-\d+\.npy",
         rf"{_RANK}\.json",  # what the ranks of a benchmark measured
     )),
     rf"({MODEL}|\.{MODEL}\.(tmp|old))/": _WEIGHTS,

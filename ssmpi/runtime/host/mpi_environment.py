@@ -40,6 +40,10 @@ OPEN_MPI_LAUNCHER = {  # mpirun reads these, and does not pass them to the ranks
     "PRTE_MCA_hwloc_default_binding_policy": "none",  # else all threads of a rank share one core
 }
 ON_ONE_HOST = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}  # on several it would fill the first host
+WITHOUT_SCHEDULER = {  # variables of a job, which shells and containers inherit, would send ranks to its hosts
+    "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine",
+    "PRTE_MCA_plm": "^slurm,tm,lsf",
+}
 IN_SLURM = {"SLURM_OVERLAP": "1"}  # srun's --overlap, mpirun's srun too: a step that lost a host lets go of others late
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 INTERFACE = {
@@ -91,9 +95,9 @@ class LauncherSettings(Protocol):
         """The network interface that MPI uses; None leaves it to MPI."""
 
 
-def recommended(launcher: LauncherSettings | None, *, one_host: bool, slurm: bool = False) -> dict[str, str]:
-    """All variables for ranks that ``launcher`` starts; ``one_host`` if all run on this host, ``slurm`` in a
-    job of SLURM.
+def recommended(launcher: LauncherSettings | None, *, one_host: bool, scheduler: str | None = None) -> dict[str, str]:
+    """All variables for ranks that ``launcher`` starts; ``one_host`` if all run on this host. ``scheduler`` is the
+    section of the batch system whose job it is, empty if it is none's, None if that is not known.
     """
     wanted = {name: value for name, (value, _) in {**THREADS, **OPEN_MPI}.items()} | OPEN_MPI_LAUNCHER
     if not MPICH.keys() & os.environ:  # a cell must fit into the buffer: the user's one of the two decides both
@@ -102,18 +106,20 @@ def recommended(launcher: LauncherSettings | None, *, one_host: bool, slurm: boo
         wanted |= AS_ROOT
     if one_host:
         wanted |= ON_ONE_HOST
-    if slurm:
+    if scheduler == "slurm":
         wanted |= IN_SLURM
+    if scheduler == "":
+        wanted |= WITHOUT_SCHEDULER
     if launcher and launcher.interface:
         wanted |= dict.fromkeys(INTERFACE[launcher.mpi], launcher.interface)
     return wanted
 
 
 def environment(
-    launcher: LauncherSettings | None = None, *, one_host: bool = True, slurm: bool = False
+    launcher: LauncherSettings | None = None, *, one_host: bool = True, scheduler: str | None = None
 ) -> dict[str, str]:
     """What to add to the launcher's environment, by default mpirun's on this host; the user's own values win."""
-    wanted = recommended(launcher, one_host=one_host, slurm=slurm)
+    wanted = recommended(launcher, one_host=one_host, scheduler=scheduler)
     return {name: value for name, value in wanted.items() if name not in os.environ} | home()
 
 
@@ -203,5 +209,6 @@ def missing(environ: Mapping[str, str], *, open_mpi: bool) -> dict[str, str]:
 
 def main() -> None:
     """Print shell exports, for ``settings=$(python -P -m ssmpi.environment [one-host]) && eval "$settings"``."""
-    ours = environment(one_host="one-host" in sys.argv)
+    one_host = "one-host" in sys.argv
+    ours = environment(one_host=one_host, scheduler="" if one_host else None)
     print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(ours.items())))

@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a request to stop. The handler only notes it; trainers pass it on. SIGQUIT
-prints the stacks of all threads, and the rank goes on.
+"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a request to stop, and SIGALRM where the time of a job is limited. The
+handler only notes it; trainers pass it on. SIGQUIT prints the stacks of all threads, and the rank goes on.
 
 ``listen`` is called before anything slow is imported, so that a signal before, during or after training does the same.
 """
@@ -7,6 +7,7 @@ prints the stacks of all threads, and the rank goes on.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import select
 import signal
@@ -20,6 +21,9 @@ AGAIN_SECONDS = (
     1.0  # a Ctrl-C later than this ends the process at once; an earlier one is the same key press, delivered twice
 )
 
+TIME_USED = 0.99  # share of the time of a job after which all must be saved
+
+_limit = {"end": math.inf}  # when that is, in seconds of ``time.monotonic``
 _first: dict[int, float] = {}  # when each signal first came. No locks: a handler may interrupt any code
 
 
@@ -44,9 +48,28 @@ def handle(signum: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
     return before if before == signal.SIG_IGN else signal.signal(signum, handler)
 
 
+def stop_within(seconds: float, save_seconds: float) -> None:
+    """Request a stop in time for a save of ``save_seconds`` to end within ``seconds``. Main thread only."""
+    _limit["end"] = time.monotonic() + seconds
+    signal.signal(signal.SIGALRM, _note)
+    expect_save(save_seconds)
+
+
+def expect_save(seconds: float) -> None:
+    """A save takes so many seconds: where the time is limited, the stop is to be that much earlier."""
+    if _limit["end"] < math.inf:
+        signal.setitimer(signal.ITIMER_REAL, max(_limit["end"] - seconds - time.monotonic(), 1e-3))
+
+
+def out_of_time() -> bool:
+    """Whether the stop was requested because the time is over."""
+    return signal.SIGALRM in _first
+
+
 def ignore_stops() -> None:
     """From now on a request to stop means nothing; Python's exit would make it deadly again. Main thread only."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def stop_requested_at_start() -> bool:

@@ -20,6 +20,7 @@ from ssmpi.runtime.errors import STOPPED, DataError
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.files.run_files import MODEL, checkpoint_number
 from ssmpi.runtime.host.clock import Clock
+from ssmpi.runtime.mpi import signals
 from ssmpi.runtime.mpi.background import start_background
 from ssmpi.runtime.mpi.failure import FATAL_REPORT_SECONDS, cause
 from ssmpi.runtime.mpi.waiting import SUPERVISOR, Backoff, WaitOptions, wait
@@ -261,6 +262,7 @@ class CheckpointManager:
             return
         self._newest = writing.folder
         self._timer.committed()
+        signals.expect_save(writing.clock.wall)
         self._committed(writing, manifest)
         self._removing = start_background("retire", self._store.retire, self._options.keep)
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import select
 import shutil
 import signal
@@ -333,11 +334,11 @@ def test_jobs_that_do_not_begin_are_requeued_once(stand_in, capfd, monkeypatch, 
     """Each ended with 86 after SSMPI_START_SECONDS, and SLURM requeued it for ever."""
     stand_in(f"exit {code}")
     (tools := Path("tools").resolve()).mkdir()
-    (tools / "scontrol").write_text(f"#!/bin/sh\ntest $1 != requeue || echo requeued >> {tools}/told\n")
+    (tools / "scontrol").write_text(f"#!/bin/sh\necho requeued >> {tools}/told\n")
     (tools / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "")  # scontrol shows no names: all ranks are to run here
+    monkeypatch.setattr(hosts, "job_hosts", lambda scheduler: [])  # all ranks are to run here
     Path("site.toml").write_text(REQUEUED)
     if made:
         run_folder.make(Path("a run"), load(Path("run.toml")), overwrite=False)
@@ -375,6 +376,25 @@ def test_a_stop_between_two_starts_ends_the_launch(stand_in, capfd, monkeypatch)
     said = capfd.readouterr().err
     assert "stopping: the job is not restarted" in said
     assert said.endswith("to resume it: ssmpi launch --resume 'a run'\n")
+
+
+@pytest.mark.timeout(method="thread")  # the other method takes the same timer
+def test_the_time_of_a_launch_spans_its_starts_and_the_pauses_between_them(stand_in, capfd, monkeypatch):
+    """Each start is told what is left; a launch whose time is over starts nothing more."""
+    stand_in(f'echo "$@" >> words; {DIES}')
+    monkeypatch.setattr(Restarts, "pause", lambda restarts: 60.0)
+    monkeypatch.setattr(StopSignals, "pause", lambda stops, seconds: paused(stops))
+    clock = launch.time.monotonic
+
+    def paused(stops):
+        monkeypatch.setattr(launch.time, "monotonic", lambda: clock() + 3600)
+        if Path("starts").read_text().count("\n") == 2:
+            stops.take(signal.SIGALRM)
+
+    assert launch.launch(RunRequest(Path("run.toml"), [], max_hours=3.0), None, dry_run=False) == STOPPED
+    hours = [float(found) for found in re.findall(r"--max-hours (\S+)", Path("words").read_text())]
+    assert hours == pytest.approx([3.0, 3.0 - 1 / 0.99], abs=0.02)
+    assert "stopping: the job is not restarted" in capfd.readouterr().err
 
 
 def test_between_two_starts_a_launch_holds_its_run(stand_in, capfd, monkeypatch):

@@ -135,7 +135,29 @@ def test_outside_slurm_nothing_is_put_back(tmp_path, requeued, monkeypatch):
     assert requeued() == []
 
 
-@pytest.mark.parametrize(("code", "asked"), [(0, True), (LOST, False)])
-def test_silent_hosts_are_named_unless_a_rank_has_said_what_was_lost(tmp_path, capsys, code, asked):
-    assert LaunchAttempt(tmp_path, requeue=None).conclude(code, cancelled=False, silent=lambda: ["h2", "h5"]) == LOST
-    assert ("error: no answer from h2, h5: " in capsys.readouterr().err) == asked
+@pytest.mark.parametrize(
+    ("code", "begun", "said"), [(0, True, ": "), (255, False, ", and no rank has started: "), (LOST, True, None)]
+)
+def test_silent_hosts_are_named_unless_a_rank_has_said_what_was_lost(tmp_path, capsys, code, begun, said):
+    attempt = LaunchAttempt(tmp_path, requeue=None)
+    if begun:
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "trainer-0.log").write_text("h1 trainer 0 | training starts\n")
+    assert attempt.conclude(code, cancelled=False, silent=lambda: ["h2", "h5"]) == (LOST if begun else 2)
+    err = capsys.readouterr().err
+    assert (f"error: no answer from h2, h5{said}repair" in err) == bool(said)
+    assert begun or err.count("error: ") == 1
+
+
+@pytest.mark.parametrize("section", ["pbs", "lsf", "flux"])
+def test_other_batch_systems_requeue_a_run_by_their_own_commands(tmp_path, monkeypatch, section):
+    scheduler = next(known for known in SCHEDULERS if known.section == section)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv(scheduler.job, "17")
+    for tool in ("qsub", "brequeue", "flux"):
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho "{tool} $@" >> {tmp_path}/requeued\n')
+        (tmp_path / tool).chmod(0o755)
+    assert conclude(tmp_path, 85, "stopped", requeue=scheduler) == STOPPED
+    file = tmp_path / "run" / scheduler.batch_file
+    expected = {"pbs": f"qsub {file}", "lsf": "brequeue 17", "flux": f"flux --parent batch {file}"}
+    assert (tmp_path / "requeued").read_text() == f"{expected[section]}\n"

@@ -9,6 +9,7 @@ import pytest
 from ssmpi.cluster.stop_signals import OTHER_SECONDS, REPEAT_SECONDS, SAME_SECONDS, STARTING_SECONDS, StopSignals
 
 INT, TERM, HUP, USR1, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+ALRM = signal.SIGALRM  # of the launch's own time limit
 SOON, LATER, LATE = SAME_SECONDS / 2, SAME_SECONDS * 2, OTHER_SECONDS * 2
 
 
@@ -76,6 +77,7 @@ def test_a_signal_after_the_end_ends_nothing():
         ([USR1], False),
         ([TERM], True),  # scancel, or a pre-emption, after which SLURM requeues by itself
         ([USR1, TERM], False),  # the time limit and its warning
+        ([ALRM, TERM], False),
         ([INT, TERM], True),
     ],
 )
@@ -88,7 +90,7 @@ def test_sigterm_at_the_time_limit_is_no_cancellation(signals, cancelled, limit)
         stops.take(signum)
         now[0] += 120.0
     assert stops.cancelled == (cancelled or (limit != "reached" and TERM in signals))
-    assert stops.ended == (signals[1:] == [TERM] and (limit != "reached" or USR1 not in signals))
+    assert stops.ended == (signals[1:] == [TERM] and (limit != "reached" or INT in signals))
 
 
 def test_a_stop_before_the_job_runs_is_passed_on_once(capsys):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from ssmpi.config import load
 from ssmpi.data.features import CRITEO
 from ssmpi.data.schema import DatasetManifest, ShardEntry, Split, write_manifest
 from ssmpi.runtime.errors import SettingsError, TopologyError
+from ssmpi.runtime.files.run_files import unknown_entries
 from ssmpi.runtime.settings import dump
 from ssmpi.runtime.topology import Role, Topology
 
@@ -139,7 +139,12 @@ def test_what_cannot_fit_is_refused_with_the_arithmetic(topology, sections, word
         ({"launcher": {"hosts": ["a", "b"]}, "slurm": {}}, "launcher.hosts is for sites without SLURM"),
         ({"node": {"cores": 0, "memory_gb": 1}}, "node.cores must be at least 1"),
         ({"placement": {"servers": "pakced"}}, "did you mean 'packed'?"),
-        ({"slurm": {"options": ["constraint=avx"]}}, "not an option of sbatch"),
+        ({"launcher": {"hosts": ["a", "b"]}, "pbs": {}}, "launcher.hosts is for sites without PBS"),
+        ({"slurm": {}, "pbs": {}}, "[slurm] and [pbs]: a site has one batch system: remove the others"),
+        ({"pbx": {}}, "unknown section 'pbx'; did you mean 'pbs'?"),
+        ({"sge": {}}, "unknown section 'sge'; there are node, placement, launcher, slurm, pbs, lsf, flux, setup"),
+        ({"lsf": {"queue": "a\ntouch X"}}, "lsf.queue = 'a\\\\ntouch X' has a line break"),
+        ({"slurm": {"options": ["constraint=avx"]}}, "is not an option of a batch file"),
         ({"slurm": {"options": ["--x\ntouch X"]}}, "slurm.options = '--x\\\\ntouch X' has a line break"),
         *(
             ({"slurm": {name: "a\ntouch X"}}, f"slurm.{name} = 'a\\\\ntouch X' has a line break")
@@ -169,16 +174,28 @@ def fake(folder, name, script):
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_submit_makes_the_folder_and_hands_the_batch_file_over(run_file, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "tool", "words"),
+    [
+        ("openmpi", "sbatch", "runs/run/job.sbatch"),
+        ("pbs", "qsub", "runs/run/job.pbs"),
+        ("lsf", "bsub", ""),
+        ("flux", "flux", "batch runs/run/job.flux"),
+    ],
+)
+def test_submit_makes_the_folder_and_hands_the_batch_file_over(run_file, tmp_path, monkeypatch, name, tool, words):
     (tmp_path / "bin").mkdir()
-    fake(tmp_path / "bin", "sbatch", f'echo "$@" > {tmp_path}/submitted')
+    fake(tmp_path / "bin", tool, f'echo "$@" > {tmp_path}/submitted; cat > {tmp_path}/read')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    assert command("submit", run_file, *TOPOLOGY, "--site", JOBS / "sites" / "openmpi.toml") == 0
-    assert Path("submitted").read_text().split() == ["runs/run/job.sbatch"]
+    assert command("submit", run_file, *TOPOLOGY, "--site", JOBS / "sites" / f"{name}.toml") == 0
+    assert Path("submitted").read_text() == f"{words}\n"
+    (batch,) = Path("runs/run").glob("job.*")
+    assert Path("read").read_text() == (batch.read_text() if tool == "bsub" else "")
     assert load(Path("runs/run/run.toml")) == load(run_file, TOPOLOGY)
-    assert site.load(Path("runs/run/site.toml")) == site.load(JOBS / "sites" / "openmpi.toml")
+    assert site.load(Path("runs/run/site.toml")) == site.load(JOBS / "sites" / f"{name}.toml")
     assert json.loads(Path("runs/run/versions.json").read_text())["torch"]
-    subprocess.run(["bash", "-n", "runs/run/job.sbatch"], check=True)
+    subprocess.run(["bash", "-n", batch], check=True)
+    assert not unknown_entries(Path("runs/run"))
 
 
 @pytest.mark.parametrize("there", [None, "runs", "runs/run"])
@@ -305,23 +322,6 @@ def test_launch_for_slurm_outside_a_job_is_refused(run_file, monkeypatch, capsys
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert command("launch", run_file, "--site", JOBS / "sites" / "openmpi.toml", "--dry-run") == 2
     assert "submit it with 'ssmpi submit', or launch without --site" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("nodes", "code"),
-    [("login,n[01-12,20]", 0), ("n07", 0), ("n7,n[8-9]", 2), ("m[01-12]", 2), ("n[", 2), (None, 2)],
-)
-def test_slurms_variables_for_other_hosts_are_named(run_file, monkeypatch, capsys, nodes, code):
-    """mpirun obeys them: the ranks ran there, or the launch ended with 86 and 'launch it again'."""
-    monkeypatch.setattr(socket, "gethostname", lambda: "n07.cluster")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    if nodes:
-        monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
-    assert command("launch", run_file, *TOPOLOGY, "--dry-run") == code
-    assert (
-        f"SLURM_JOB_NODELIST is '{nodes or ''}', and this host, n07.cluster, is" in capsys.readouterr().err
-    ) == bool(code)
 
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
