@@ -26,20 +26,24 @@ from ssmpi.runtime.host import launcher_env, memory_folder
 THREADS = {"OMP_NUM_THREADS": ("1", "every worker thread starts threads of its own, and they fight for the cores")}
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # of OpenMP's threads to cores
 UNBOUND = ("", "false", "none", "disabled")
-OPEN_MPI = {  # name: value, and the cost of not setting it
+OPEN_MPI = {  # name: value, and the cost of not setting it; Open MPI 4 knows 'vader' only, 5 as another name of 'sm'
     "OMPI_MCA_mpi_yield_when_idle": ("1", "waiting ranks spin, each on a core that a trainer needs"),
     "OMPI_MCA_pml": ("ob1", "start-up takes a second longer, looking for fabrics that are not there"),
-    "OMPI_MCA_btl": ("self,sm,tcp", "start-up takes a second longer, looking for fabrics that are not there"),
+    "OMPI_MCA_btl": ("self,vader,tcp", "start-up takes a second longer, looking for fabrics that are not there"),
     "OMPI_MCA_osc": ("^ucx", "a harmless complaint of UCX on every rank"),
     "PMIX_MCA_psec": ("native", "under srun, a harmless complaint about help files"),
 }
 ONE_VALUE = ("OMP_NUM_THREADS", "OMPI_MCA_mpi_yield_when_idle")  # another value costs as much as none
 # MPICH 4 moves one cell a test between ranks of a host, by default 16 KB: with sleeps in between, 4 MB took 180 ms
 MPICH = dict.fromkeys(("MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_CELL_SIZE", "MPIR_CVAR_CH4_PACK_BUFFER_SIZE"), "262144")
-OPEN_MPI_LAUNCHER = {  # mpirun reads these, and does not pass them to the ranks
+OPEN_MPI_LAUNCHER = {  # mpirun reads these, and does not pass them to the ranks; that of Open MPI 4 the second
     "PRTE_MCA_hwloc_default_binding_policy": "none",  # else all threads of a rank share one core
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
-ON_ONE_HOST = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}  # on several it would fill the first host
+ON_ONE_HOST = {  # on several the first host would be filled
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 WITHOUT_SCHEDULER = {  # variables of a job, which shells and containers inherit, would send ranks to its hosts
     "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine",
     "PRTE_MCA_plm": "^slurm,tm,lsf",
