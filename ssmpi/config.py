@@ -5,16 +5,18 @@ the run folder is itself a run file.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from ssmpi import sync
+from ssmpi.choices import CHOSEN, Choice, choose
 from ssmpi.data.features import Features
 from ssmpi.data.reader import DataOptions
-from ssmpi.data.schema import read_manifest
+from ssmpi.data.schema import MANIFEST_NAME, read_manifest
 from ssmpi.embedding import table
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import Tracking
@@ -41,6 +43,7 @@ SHORTEST = (
     "README.md has a longer one under 'Runs'"
 )
 DERIVED = (
+    "chosen",
     "topology.homes",
     "sync.code",
     "sync.shared_memory",
@@ -77,6 +80,7 @@ class Config:
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     waiting: WaitOptions = field(default_factory=WaitOptions)
+    chosen: tuple[Choice, ...] = field(default=(), compare=False, metadata=settings.DERIVED)
 
     def __post_init__(self) -> None:
         self.hierarchy.check_group(self.topology.group)
@@ -291,26 +295,43 @@ def differences(before: Config, now: Config) -> list[str]:
     return [f"{n} was {was.get(n)!r}, now {are.get(n)!r}" for n in names if was.get(n) != are.get(n)]
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, to_train: bool = True) -> Config:
-    """Read a run file with overrides; SettingsError says what is wrong with it. Settings that were removed are ignored,
-    with a warning, if the run is not ``to_train``: the model that it has left does not change.
+def load(path: Path, overrides: Sequence[str] = (), *, to_train: bool = True, resumed: Path | None = None) -> Config:
+    """Read a run file with overrides; SettingsError says what is wrong with it. What they leave to be chosen is chosen,
+    or else as the resolved file of the ``resumed`` run has it. Settings that were removed are ignored, with a warning,
+    if the run is not ``to_train``: the model that it has left does not change.
     """
     if is_run_folder(path):
         raise SettingsError(f"{path}: a folder, not a run file; '--resume {path}' resumes the run in it")
-    sections = settings.read(path).keys()
-    if {"categorical", "list"} & sections and "data" not in sections:
+    sections = settings.read(path)
+    if {"categorical", "list"} & sections.keys() and "data" not in sections:
         raise SettingsError(
             f"{path}: a schema of a table, which 'ssmpi-prepare table' reads, not a run file; a run file names the"
             " folder of the prepared data as data.folder"
         )
     ignored = None if to_train else list[str]()
+    given = settings.flat(settings.overridden(sections, overrides))
+    if resumed:
+        recorded = load(resumed, to_train=False).flat()
+        overrides = [*(f"{name}={json.dumps(recorded[name])}" for name in CHOSEN if name not in given), *overrides]
     try:
         found = settings.load(Config, path, overrides, ignored=ignored)
     except settings.UnsetError as error:
         raise SettingsError(f"{error}; {SHORTEST}") from None
     if ignored:
         warn_once(f"{path}: ignored, because an earlier version had it: {', '.join(ignored)}")
-    return _renamed(found, lambda name, setting: user_code.resolved(name, path.parent))
+    found = _renamed(found, lambda name, setting: user_code.resolved(name, path.parent))
+    resolved = resumed or (path.name == RUN_FILE and is_run_folder(path.parent))
+    return found if resolved else _with_choices(found, given)
+
+
+def _with_choices(config: Config, given: Collection[str]) -> Config:
+    """With the settings that suit network, ranks and data, if they are there, in place of those that are not given."""
+    folder = Path(config.data.folder)
+    manifest = read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
+    chosen = choose(config.flat(), given, manifest)
+    for choice in chosen:
+        config = config.changed(choice.name, choice.value)
+    return dataclasses.replace(config, chosen=tuple(chosen))
 
 
 @cache

@@ -25,7 +25,7 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files import hdf5
 from ssmpi.runtime.mpi.shared_memory import Memory, PrivateMemory
 from ssmpi.runtime.row_layout import RowLayout
-from ssmpi.runtime.settings import DERIVED, FLOAT32, NO_TRANSPORT, require, within
+from ssmpi.runtime.settings import DERIVED, FLOAT32, NO_TRANSPORT, positive, require, within
 
 ROWS = "rows"  # the name of an arena in the memory of its rank
 KEYS = "keys"  # that of its keys
@@ -50,6 +50,10 @@ class EmbeddingOptions:
     """``sgd``, ``rowwise_adagrad``, ``partial_rowwise_adam``, ``adam`` or ``adamw``."""
     rate: float = 0.15
     """Learning rate; the schedule multiplies it. The default suits Adagrad."""
+    initial_bound: float = 1.0
+    """Bound on the initial values of rows, which are uniform within 1 / sqrt(rows of the table), or this if it is
+    less.
+    """
     epsilon: float = 1e-8
     """Added to the root that divides a step, like torch's ``eps``."""
     initial_state: float = 3e-4
@@ -84,6 +88,7 @@ class EmbeddingOptions:
     def __post_init__(self) -> None:
         within("dim", self.dim, 1, 65_536)
         optimizer_options.check(self, ROW_OPTIMIZERS)
+        positive("initial_bound", self.initial_bound, 1.0)
         within("clip_value", self.clip_value, 0.0, FLOAT32)
         within("table_decay", self.table_decay, 0.0, FLOAT32)
         if self.table_decay:
@@ -206,10 +211,11 @@ class RowArray:
 class Arena(RowArray):
     """The rows of one PS's parts, and how they are made, saved and loaded.
 
-    Initial vectors are U(-1/sqrt(n), 1/sqrt(n)) with n the table's rows (facebookresearch/dlrm), from a counter-based
-    generator: neither placement nor the number of PSs changes a value. First-order weights start at 0. Rows already in
-    ``memory`` are not initialized. In a keyed table n is the most ``keys``, rows begin when a key gets them,
-    and ``keys`` is the memory of the maps; ``keyed`` are these tables by number.
+    Initial vectors are U(-b, b), b = 1/sqrt(n) with n the table's rows (facebookresearch/dlrm), at most
+    ``embedding.initial_bound``, from a counter-based generator: neither placement nor the number of PSs changes a
+    value. First-order weights start at 0. Rows already in ``memory`` are not initialized. In a keyed table n is the
+    most ``keys``, rows begin when a key gets them, and ``keys`` is the memory of the maps; ``keyed`` are these tables
+    by number.
     """
 
     def __init__(
@@ -291,7 +297,8 @@ class Arena(RowArray):
     def _bound(self, part: Part) -> float:
         """Of the initial values of a part."""
         dynamic = self.placement.dynamic.get(part.table)
-        return 1.0 / math.sqrt(dynamic.keys if dynamic else self.cardinalities[part.table])
+        bound = 1.0 / math.sqrt(dynamic.keys if dynamic else self.cardinalities[part.table])
+        return min(bound, self.options.settings.initial_bound)
 
     def _keyed_tables(self, layout: KeyMemory, memory: Memory, keys: Memory) -> dict[int, KeyedTable]:
         """The keyed tables by number, whose rows are in ``memory`` and all else in ``keys``."""

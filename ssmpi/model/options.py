@@ -162,9 +162,9 @@ class ModelOptions:
     """Precision of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state, rows and scores are
     always float32.
     """
-    center_inputs: bool = False
-    """Initialize the first biases as if the inputs had mean 0. Otherwise, as in facebookresearch/dlrm, half of that
-    layer's units start on, or off, for nearly all rows.
+    center_inputs: bool = True
+    """Initialize the biases of the bottom MLP's first layer as if the inputs had mean 0. With ``false``, as in
+    facebookresearch/dlrm, half of that layer's units start on, or off, for nearly all rows.
     """
     bottom: tuple[int, ...] = (512, 256, 64, 16)
     """Outputs of each layer of the bottom MLP of DLRM and DCN v2; not used without dense features."""

@@ -43,7 +43,8 @@ class RunRequest:
             raise SettingsError(
                 f"{saved}: no such file, so there is no run to resume; name a run file too, to start one there"
             )
-        return load(self.run_file or saved, (*self.overrides, f"run.folder={json.dumps(str(self.run))}"))
+        overrides = (*self.overrides, f"run.folder={json.dumps(str(self.run))}")
+        return load(self.run_file or saved, overrides, resumed=saved if saved.is_file() else None)
 
     def overridden(self) -> set[str]:
         """Names of the settings given on the command line."""

@@ -44,10 +44,14 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
     """
     placement = placement_of(config, tables_file)
     features = features_of(config, placement, known=not tables_file)
+    chosen = (
+        ["\n".join(["chosen, as nothing sets it:", *(f"  {each}" for each in config.chosen)])] if config.chosen else []
+    )
     config = composed(config, features)
     layout = layout_of(config, where, placement) if where else None
     sections = [
         ranks(config),
+        *chosen,
         tables(config, placement, features),
         network(config, known=not tables_file),
         *([group_plan.describe(config)] if config.topology.group > 1 else []),

@@ -393,7 +393,7 @@ def test_threads_that_would_begin_with_adagrads_full_steps_are_told(
 ):
     said = []
     monkeypatch.setattr(build_trainer.log, "warning", said.append)
-    ranks = "topology.trainers=2", "topology.threads=3", "data.batch_size=10"
+    ranks = "topology.trainers=2", "topology.threads=3", "data.batch_size=10", "schedule.warmup_examples=0"
     config = read(tmp_path, *ranks, *overrides).over(CRITEO)
     build_trainer.warn(config, SimpleNamespace(oversubscribed="", index=index), start)
     assert [text for text in said if "schedule.warmup_examples = 6000" in text] == said
