@@ -5,15 +5,16 @@ import json
 import pytest
 from datasets import FEW, FEW_CARDINALITIES, make_dataset
 
-from ssmpi.choices import CHOSEN, FEW_ROWS, PASSES
+from ssmpi.choices import CHOSEN, EXAMPLES
 from ssmpi.config import load
-from ssmpi.data.schema import read_manifest
+from ssmpi.data.features import Features
+from ssmpi.data.schema import DatasetManifest, read_manifest, write_manifest
 from ssmpi.runtime.settings import dump
 from ssmpi.state import run_folder
 from ssmpi.state.request import RunRequest
 from ssmpi.tools.plan import describe
 
-ROWS = 3_000
+ROWS, PASSES = 3_000, 3
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,17 @@ def test_what_is_chosen(tmp_path, data, lines, expected):
     assert expected.keys() <= set(CHOSEN)
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(FEW_ROWS - 1, PASSES), (FEW_ROWS, 1)])
+@pytest.mark.parametrize(("dense", "sparse", "rate"), [(13, 26, 0.051), (0, 39, 0.051), (5, 8, 0.15)])
+def test_the_rate_of_a_factorization_machine_follows_from_its_fields(tmp_path, dense, sparse, rate):
+    features = Features.numbered(dense, sparse)
+    write_manifest(tmp_path, DatasetManifest((100,) * sparse, {}, features=features))
+    assert load(written(tmp_path, tmp_path, "model.name = 'deepfm'")).embedding.rate == rate
+    assert load(written(tmp_path, tmp_path, "model.name = 'dlrm'")).embedding.rate == 0.15
+    adam = load(written(tmp_path, tmp_path, "model.name = 'deepfm'", "embedding.optimizer = 'adam'"))
+    assert chosen(adam) == {"embedding.initial_bound": 0.03, "embedding.rate": 0.001}
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(EXAMPLES // 3, 3), (EXAMPLES - 1, 2), (EXAMPLES, 1)])
 def test_many_rows_are_enough_for_one_pass(tmp_path, data, rows, expected):
     assert load(written(tmp_path, set_rows(data, tmp_path / "data", rows))).data.passes == expected
 
@@ -88,7 +99,7 @@ def test_nothing_is_chosen_for_data_that_is_not_there(tmp_path):
 def test_plan_says_what_was_chosen_and_why(tmp_path, data):
     text = describe(load(written(tmp_path, data, "model.name = 'deepfm'")))
     assert "\n  embedding.initial_bound = 0.03: deepfm " in text
-    assert f"\n  data.passes = {PASSES}: {ROWS:,} rows" in text
+    assert f"\n  data.passes = {PASSES}: " in text
     assert '\n  evaluate.keep = "best": ' in text
     assert "chosen" not in describe(load(written(tmp_path, data, "data.passes = 2")))
 
@@ -101,8 +112,8 @@ def test_a_run_keeps_what_was_chosen(tmp_path, data):
     first = load(file)
     run_folder.make(first.run.path, first, overwrite=False)
     there.unlink()
-    set_rows(data, there, FEW_ROWS)
-    assert read_manifest(there).splits["train"].rows == FEW_ROWS
+    set_rows(data, there, EXAMPLES)
+    assert read_manifest(there).splits["train"].rows == EXAMPLES
     assert load(file).data.passes == 1
     for run_file in (None, file):
         again = RunRequest(run_file, (), run=first.run.path).load()
