@@ -18,6 +18,7 @@ from ssmpi.runtime.compiled.jit import njit
 
 Layer = tuple[bool, int, int]  # in bfloat16, outputs, inputs
 GROUP = 1 << 18  # floats of the panels that are in cache at the same time
+CONFLICTING = 256  # floats: rows of a multiple of it begin in a quarter of a cache's sets or fewer
 
 
 class Operands(NamedTuple):
@@ -155,12 +156,13 @@ def by_weight_rows(
 def by_values(
     operands: Operands, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
-    """out (n, k) = by_out (n, m) weight (m, k), accumulated unless ``fresh``. If the weight is larger than GROUP and
-    its panels are read often, they are packed first: the rows of a panel in place could conflict in the caches. Packing
-    reads the weight row by row, so each page costs one TLB lookup, not one per panel.
+    """out (n, k) = by_out (n, m) weight (m, k), accumulated unless ``fresh``. A very large weight whose panels are read
+    often is packed first, which reads it row by row: so each page costs one TLB lookup, not one per panel. So is a
+    smaller one if its panels are read very often and its rows lie so that those of a panel conflict in the caches.
     """
     buffer, kernel = operands.buffer.view(np.float32), operands.kernels.single
-    apart = n >= PANEL and m * k > GROUP
+    in_place = GROUP if n > 4 * PANEL and k % CONFLICTING == 0 else 4 * GROUP
+    apart = n >= PANEL and m * k > in_place
     together, rows = (max(1, GROUP // (m * PANEL)) * PANEL, SINGLE_ROWS) if apart else (k, n)
     for first in range(0, k, together):
         end, right, below, beside = min(first + together, k), weight[first:], k, 1

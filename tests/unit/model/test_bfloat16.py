@@ -147,7 +147,7 @@ def test_products_of_layers(sizes):
 
 
 @pytest.mark.skipif(not processor.is_amd_with_avx512(), reason="float32 products by these kernels are for AMD's")
-@pytest.mark.parametrize("sizes", [(512, 90, 624), (70, 5000, 150), (130, 432, 432), (90, 700, 432)])
+@pytest.mark.parametrize("sizes", [(512, 90, 624), (70, 7000, 150), (130, 432, 432), (90, 700, 432), (300, 600, 512)])
 @pytest.mark.parametrize("held", [None, 3.0])
 def test_float32_products_of_several_groups_of_panels(sizes, held):
     """Values and weights longer than what lies in cache together; blocks of rows that are not whole."""
