@@ -8,7 +8,7 @@ from test_networks import example
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ssmpi.model import blas
+from ssmpi.model import blas, kernels
 from ssmpi.model.elementwise_kernels import drop
 from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.network import ROWS, Activation, Dropout, Inputs, LayerNorm, Linear, Network, Product, mlp
@@ -78,6 +78,19 @@ def test_activations_are_torchs(name, fused):
     dense, rows, labels = example(network, PIECE + 9)
     rows[::3] *= 10
     assert_near(network, forward, (dense, rows, labels))
+
+
+def test_the_fast_sigmoid_is_near_the_exact_one_wherever_a_value_lies():
+    """Within float32's rounding, at infinity too; a value gives the same bits alone and among others."""
+    values = np.append(np.linspace(-120, 120, 100_003), [0.0, 1e30, -1e30, np.inf, -np.inf]).astype(np.float32)
+    found, some = values.copy(), values[::1000].copy()
+    kernels.sigmoid(found)
+    np.testing.assert_allclose(found, torch.sigmoid(torch.from_numpy(values).double()), rtol=0, atol=1e-7)
+    for k in range(len(some)):
+        kernels.sigmoid(some[k : k + 1])
+    np.testing.assert_array_equal(some, found[::1000])
+    kernels.sigmoid(undefined := np.full(17, np.nan, np.float32))
+    assert np.isnan(undefined).all()
 
 
 @pytest.mark.parametrize("dim", [0, 4])
