@@ -5,6 +5,7 @@ training few requested keys lack a row.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import uint64
@@ -91,25 +92,25 @@ def begin_row(
 ) -> None:  # fmt: skip
     """Initial values of a key's row: so many floats of a ``vector`` up to the ``bound``, and the state."""
     initial_rows(weights[row : row + 1, :vector], seed, table, key, 1, bound)
-    weights[row, vector:] = 0.0
+    weights[row, vector:] = 0  # in all types
     state[row : row + 1] = np.float32(initial)
 
 
 @njit(cache=True, nogil=True)
-def look_up(tables: np.ndarray, asked: np.ndarray, rows: np.ndarray, short: np.ndarray) -> int:
+def look_up(tables: np.ndarray, asked: np.ndarray, rows: np.ndarray, short: np.ndarray, like: Any) -> int:
     """Write the rows of what is ``asked``, int64 (n, 3): key, number of the table, and how often it is looked up now,
     in the order of tables, to ``rows`` int64 (n,): NOT_FOUND without one. Rows that are looked up are dated.
 
-    ``tables`` are the words of each. ``short`` int64 (tables,) gets how many keys may get a row now, of tables that
-    have no room for so many; 0 of others. Returns how many they are of all, or -1 if a table is not there or not in
-    order.
+    ``tables`` are the words of each, ``like`` a number of the type of their rows. ``short`` int64 (tables,) gets how
+    many keys may get a row now, of tables that have no room for so many; 0 of others. Returns how many they are of all,
+    or -1 if a table is not there or not in order.
     """
     start, missed = 0, 0
     for table in range(short.size):
         end = start
         while end < len(asked) and asked[end, 1] == table:
             end += 1
-        new = _look_up(tables[WORDS * table :], asked[start:end], rows[start:end])
+        new = _look_up(tables[WORDS * table :], asked[start:end], rows[start:end], like)
         head, short[table] = array_at(tables, WORDS * table + MAPS, np.int64), 0
         if head[USED] + RESERVED + new > head[ROOM] or 2 * (head[COUNTED] + new) > head[SIGHTING_SLOTS] > 0:
             short[table] = new
@@ -118,11 +119,12 @@ def look_up(tables: np.ndarray, asked: np.ndarray, rows: np.ndarray, short: np.n
 
 
 @njit(cache=True, nogil=True)
-def _look_up(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> int:
+def _look_up(table: np.ndarray, asked: np.ndarray, rows: np.ndarray, like: Any) -> int:
     """As ``look_up``, of one table; how many keys may get a row."""
     slots, seen = slots_of(array_at(table, MAPS, np.int64)), array_at(table, DATES, np.int64)
     new = 0
-    row_bytes = 4 * table[WEIGHTS + 1] // table[KEYS + 1]
+    weights = array_at(table, WEIGHTS, like)
+    row_bytes = weights.itemsize * weights.size // table[KEYS + 1]
     for i in range(rows.size):
         ask_for_slot(slots, asked[i, 0])
     for i in range(rows.size):
@@ -142,24 +144,24 @@ def _look_up(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> int:
 
 
 @njit(cache=True, nogil=True)
-def admit(tables: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> None:
+def admit(tables: np.ndarray, asked: np.ndarray, rows: np.ndarray, like: Any) -> None:
     """After ``look_up``, with the same arguments: give rows to keys without one, as the rules of their tables say."""
     start = 0
     while start < len(asked):
         end = start
         while end < len(asked) and asked[end, 1] == asked[start, 1]:
             end += 1
-        _admit(tables[WORDS * asked[start, 1] :], asked[start:end], rows[start:end])
+        _admit(tables[WORDS * asked[start, 1] :], asked[start:end], rows[start:end], like)
         start = end
 
 
 @njit(cache=True, nogil=True)
-def _admit(table: np.ndarray, asked: np.ndarray, rows: np.ndarray) -> None:
+def _admit(table: np.ndarray, asked: np.ndarray, rows: np.ndarray, like: Any) -> None:
     """As ``admit``, of one table. Values and date are written before the key of a row, and that before its slot: a kill
     in between leaves a free row, or a key that ``refill`` finds.
     """
     maps, keys = array_at(table, MAPS, np.int64), array_at(table, KEYS, np.int64)
-    weights, state = array_at(table, WEIGHTS, np.float32), array_at(table, STATE, np.float32)
+    weights, state = array_at(table, WEIGHTS, like), array_at(table, STATE, np.float32)
     weights = weights.reshape(keys.size, weights.size // keys.size)
     state = state.reshape(keys.size, state.size // keys.size)
     numbers, fractions = array_at(table, NUMBERS, np.int64), array_at(table, FRACTIONS, np.float64)

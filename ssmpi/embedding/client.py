@@ -31,6 +31,10 @@ class HasIds(Protocol):
     def keys(self) -> np.ndarray:
         """int64 (batch, keyed features)."""
 
+    @property
+    def first_example(self) -> int:
+        """The number of the first example."""
+
 
 B = TypeVar("B", bound=HasIds)
 Ids = np.ndarray | Bags | DistinctIds
@@ -68,13 +72,16 @@ class Lookups:
         """Yield each batch with its rows. With ``prefetch``, the next batch's rows are already in flight."""
         if not self._tables.options.settings.prefetch:
             for batch in batches:
-                yield batch, self.pull(self._ids_of(batch))
+                lookup = self.pull(self._ids_of(batch))
+                lookup.number = batch.first_example
+                yield batch, lookup
             return
         waiting: tuple[B, Lookup] | None = None
         before = self._prefetched.values
         known = 0 if before is None else len(before)  # rows of the next batches that have been looked up
         for batch in batches:
             asked = batch, self.ask(self._ids_of(batch, again=known))
+            asked[1].number = batch.first_example
             known = max(0, known - len(batch.ids))
             if waiting:
                 self.arrive(waiting[1])

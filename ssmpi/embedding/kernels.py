@@ -1,4 +1,5 @@
-"""The inner loops of pull and push, compiled and run without the GIL. Rows are float32 (rows, width).
+"""The inner loops of pull and push, compiled and run without the GIL. Rows are float32 (rows, width); those of a table
+may be of another type (``precision``).
 
 The order of every sum is fixed, in float32: the vector of a bag is 0 plus weight times row of each id, in the order of
 the ids; the gradient of a row is 0 plus weight times gradient for each of its ids, in the order of the batch.
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numba import uint64
 
+from ssmpi.embedding.precision import NEAREST_KEY, narrow, widen
 from ssmpi.runtime.compiled.hash_table import mix
 from ssmpi.runtime.compiled.jit import njit
 
@@ -32,7 +34,8 @@ def initial_rows(out: np.ndarray, seed: int, table: int, first: int, stride: int
         row_key = mix(key ^ mix(uint64(first + r * stride) + golden))
         for j in range(out.shape[1]):
             bits = mix(row_key + uint64(j + 1) * golden) >> uint64(40)  # 24 bits: exact in float32
-            out[r, j] = np.float32((2.0 * (np.float64(bits) + 0.5) / 16777216.0 - 1.0) * bound)
+            value = np.float32((2.0 * (np.float64(bits) + 0.5) / 16777216.0 - 1.0) * bound)
+            out[r, j] = narrow(value, out[r, j], NEAREST_KEY, j)
 
 
 @njit(cache=True, nogil=True)
@@ -50,7 +53,15 @@ def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     for k in range(rows.shape[0]):
         r = rows[k]
         for j in range(weights.shape[1]):
-            out[k, j] = weights[r, j]
+            out[k, j] = widen(weights[r, j])
+
+
+@njit(cache=True, nogil=True)
+def copy(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """As ``gather``, of the type that the table has."""
+    for k in range(rows.shape[0]):
+        for j in range(weights.shape[1]):
+            out[k, j] = weights[rows[k], j]
 
 
 @njit(cache=True, nogil=True)
@@ -190,10 +201,10 @@ def pool(rows: np.ndarray, places: np.ndarray, bags: np.ndarray, weights: np.nda
             if weights.size:
                 weight = weights[i]
                 for j in range(out.shape[1]):
-                    out[b, j] += weight * rows[row, j]
+                    out[b, j] += weight * widen(rows[row, j])
             else:
                 for j in range(out.shape[1]):
-                    out[b, j] += rows[row, j]
+                    out[b, j] += widen(rows[row, j])
 
 
 @njit(cache=True, nogil=True)

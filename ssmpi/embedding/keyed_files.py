@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 
 from ssmpi.embedding.key_kernels import ADMITTED, REFUSED, RESERVED, owners_of
+from ssmpi.embedding.precision import converted
 from ssmpi.runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 ROWS_AT_A_TIME = 1 << 18  # when loading: a part may be most of the memory of its PS
 COUNTS = slice(ADMITTED, REFUSED + 1)  # of a table's head
 Room = Callable[[tuple[int, ...], np.dtype], np.ndarray]  # memory for an array to save
-Values = tuple[np.ndarray, np.ndarray]  # weights float32 (rows, width) and state (rows, ...) of a part, maybe empty
+Values = tuple[np.ndarray, np.ndarray]  # weights (rows, width) and state (rows, ...) of a part, maybe empty
 
 
 def reserved(part: Part) -> np.ndarray:
@@ -123,7 +124,7 @@ class KeyedLoad:
             state[target], state = self._table.initial_state, state[:0]
         for name, array in (("weights", weights), ("state", state)):
             if array.size and name in group:
-                array[target] = group[name][low:high][source - low]
+                array[target] = converted(group[name][low:high][source - low], array.dtype)
 
 
 @dataclass

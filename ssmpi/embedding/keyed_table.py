@@ -53,7 +53,7 @@ class KeyCounts(NamedTuple):
 
 class KeyedTable:
     """``memory`` uint8 (``KeyLayout.size``,) of zeros, or ``kept`` from an earlier process; ``values`` are
-    the feature's rows: weights float32 (rows, width) and state float32 (rows, groups). There is memory for the first of
+    the feature's rows: weights (rows, width) and state float32 (rows, groups). There is memory for the first of
     them, and ``allocator`` has more; rows beyond those ever used are never touched. ``options.keys`` is the most that
     this PS admits; those of a saved table are loaded as far as there are rows.
     """
@@ -69,7 +69,7 @@ class KeyedTable:
         numbers = np.array([options.admit_after, begin.seed, begin.table, begin.vector, options.keys])
         fractions = np.array([options.admit_probability, begin.bound, begin.state])
         arrays = self.maps, self.keys, self.seen, self._sightings, *values, numbers, fractions
-        self.args = KernelArgs((), arrays)  # of ``admission_kernels``
+        self.args, self.like = KernelArgs((), arrays), values[0].dtype.type()  # of ``admission_kernels``
         self.no_memory = ""  # why there is none for another step, since the last pause
         self._released = 0
         if kept:
@@ -224,13 +224,13 @@ def resolve(tables: Sequence[KeyedTable], words: np.ndarray, asked: np.ndarray) 
     ``words`` are those of all ``args``.
     """
     rows, short = np.empty(len(asked), np.int64), np.empty(len(tables), np.int64)
-    missed = admission_kernels.look_up(words, asked, rows, short)
+    missed = admission_kernels.look_up(words, asked, rows, short, tables[0].like)
     if missed < 0:
         raise DataError(f"asked for keys of features other than the {len(tables)} keyed ones, in their order")
     if missed:
         for table in np.flatnonzero(short).tolist():
             tables[table].make_room(int(short[table]))
-        admission_kernels.admit(words, asked, rows)
+        admission_kernels.admit(words, asked, rows, tables[0].like)
     return rows
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssmpi.embedding import kernels, lookup_kernels, wire
+from ssmpi.embedding import kernels, lookup_kernels, precision, wire
 from ssmpi.embedding.key_lookup_kernels import spare_rows
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooling import PoolingPlan
@@ -98,7 +98,8 @@ class Lookup:
     """The rows of one batch, in flight or arrived. ``unique_count`` is the number of unique rows; after their arrival
     ``values`` float32 (batch, features, dim) has a row per id, or the pooled rows of each bag, zeros for an empty one.
     ``mapped`` are the weights and optimizer state of each PS in turn, empty arrays where this process has not mapped
-    them; ``all_mapped`` if it has all of them, so that there is nothing to wait for. ``pooled`` bool (features,): whose
+    them; ``all_mapped`` if it has all of them, so that there is nothing to wait for. Rows of 16 bits are rounded by the
+    ``number`` of the batch's first example when its gradients are pushed. ``pooled`` bool (features,): whose
     bags PSs pool if their rows are not mapped here.
     """
 
@@ -112,7 +113,9 @@ class Lookup:
         self.starts = np.zeros(placement.servers + 1, np.int64)
         self.unique, self._summed = aligned((most, width)), buffers.summed
         self._values = self.values = aligned((batch, self._features, width))
-        self.unique_count, self.batch, self._count = 0, batch, batch * self._features
+        self.unique_count, self.batch, self._count, self.number = 0, batch, batch * self._features, 0
+        self._like = mapped[0].dtype.type()  # a number of the type of all rows
+        self._narrow: list[tuple[np.ndarray, int]] = []  # where rows arrive in 16 bits, and how many numbers they have
         self.mapped = [bool(array.size) for array in mapped[::2]]
         self.all_mapped = all_mapped(placement, mapped)
         self.requests: list[MPIRequest] = []
@@ -144,7 +147,9 @@ class Lookup:
         if isinstance(ids, Bags):
             self._bags, flat = (ids.starts, ids.weights[ids.starts[0] : ids.starts[-1]]), ids.ids
             self._count = ids.size
-        self.unique_count = count = lookup_kernels.pull(self._args.words, flat, *self._bags, self.all_mapped)
+        self.unique_count = count = lookup_kernels.pull(
+            self._args.words, flat, *self._bags, self.all_mapped, self._like
+        )
         if count >= 0 and self._pooling:
             self._pooling.plan(self.starts, self._inverse[: self._count], *self._bags)
         return count
@@ -153,12 +158,15 @@ class Lookup:
         """As ``pull``. Until they have arrived, ``rows`` and ``starts`` are as ``route_distinct`` has them."""
         self._words, self._awaited = ids.words.words, ids.awaited
         self.unique_count = count = lookup_kernels.pull_distinct(
-            self._args.words, self._words, len(ids), *self._awaited[1:], self.all_mapped
+            self._args.words, self._words, len(ids), *self._awaited[1:], self.all_mapped, self._like
         )
         return count
 
     def expand(self) -> None:
         """Fill ``values`` from the rows, which have arrived; once for each pull."""
+        for place, count in self._narrow:
+            precision.widen_behind(place, self._like, count)
+        self._narrow = []
         if self._awaited.asked:
             awaited, self._awaited = self._awaited[1:], NOTHING_AWAITED
             self.unique_count = lookup_kernels.expand_distinct(self._args.words, self._words, self._count, *awaited)
@@ -171,7 +179,7 @@ class Lookup:
         """Sum gradients float32 (batch, features, width) with respect to ``values`` by row, and update the rows that
         this process can access by an optimizer's numbers, at ``factor`` times the learning rate.
         """
-        lookup_kernels.push(self._args.words, gradients, *self._bags, optimizer, factor)
+        lookup_kernels.push(self._args.words, gradients, *self._bags, optimizer, factor, self._like, self.number)
 
     def summed(self, gradients: np.ndarray) -> np.ndarray:
         """Gradients (as in ``push``) summed by row, float32 (unique rows, width); valid until another lookup of this
@@ -183,11 +191,23 @@ class Lookup:
     def request(self, server: int) -> tuple[np.ndarray, np.ndarray]:
         """The PULL to a PS, and where its reply goes: its rows, to their places in ``unique``, or as planned."""
         if self._pooling:
-            return self._pooling.request(server, self.rows)
+            message, place, rows = self._pooling.request(server, self.rows)
+            return message, self._arriving(place, rows)
         start, stop = self.starts[server : server + 2].tolist()
         keys = self._awaited.asked[server] if self._awaited.asked else wire.NO_KEYS
         known = stop - spare_rows(len(keys), self.unique.shape[1]) if len(keys) else stop
-        return wire.pull(self.rows[start:known], keys=keys), self.unique[start:stop]
+        place = self._arriving(self.unique[start:stop], known - start + len(keys))
+        return wire.pull(self.rows[start:known], keys=keys), place
+
+    def _arriving(self, place: np.ndarray, rows: int) -> np.ndarray:
+        """Where the reply goes that fills a ``place`` float32 (n, width), so many ``rows`` of which come as they are
+        kept: at its end, so that they can be widened in place, and what is behind them need not move.
+        """
+        if self._like.itemsize == 4:
+            return place
+        self._narrow.append((place.reshape(-1), rows * place.shape[1]))
+        layout = wire.PulledLayout(rows, len(place) - rows, place.shape[1], self._like.dtype)
+        return place.reshape(-1).view(np.uint8)[place.nbytes - layout.size :]
 
     def pushed_bags(self, gradients: np.ndarray) -> dict[int, tuple[np.ndarray, wire.PushedBags]]:
         """What goes to each PS that pools, in place of gradients by row (``summed``): its single rows, as places among

@@ -1,10 +1,12 @@
 """Pull and push of one batch, one compiled call each, over preallocated arrays (``KernelArgs``). The call that finds
 the unique rows also fetches those that this process can access; the call that sums their gradients also updates them.
 Fewer calls mean less time with the GIL: between two calls a thread holds it for 15 to 40 us if the model's step has
-evicted the caches.
+evicted the caches. ``like`` is a number of the type of the tables' rows (``precision``).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,7 @@ LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, UNIQUE, VAL
 
 
 @njit(cache=True, nogil=True)
-def pull(args: np.ndarray, ids: np.ndarray, bags: np.ndarray, weights: np.ndarray, whole: bool) -> int:
+def pull(args: np.ndarray, ids: np.ndarray, bags: np.ndarray, weights: np.ndarray, whole: bool, like: Any) -> int:
     """Find the unique rows of a batch and copy the accessible ones to UNIQUE; if ``whole``, all are accessible and
     VALUES are filled too. Ids are int32 (batch, features), or those of ``bags`` as in ``kernels.pool``. Returns the
     number of unique rows, or -1 minus the position of the first id outside its table.
@@ -32,7 +34,7 @@ def pull(args: np.ndarray, ids: np.ndarray, bags: np.ndarray, weights: np.ndarra
     bad = route(flat, bags, _tables(args), slots, rows, inverse, starts)
     if bad >= 0:
         return -1 - bad
-    _fetch(args)
+    _fetch(args, like)
     if whole:
         expand(args, count, bags, weights)
     return starts[-1]
@@ -49,7 +51,7 @@ def _tables(args: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 @njit(cache=True, nogil=True)
 def pull_distinct(
-    args: np.ndarray, room: np.ndarray, batch: int, asked: np.ndarray, begin: np.ndarray, whole: bool
+    args: np.ndarray, room: np.ndarray, batch: int, asked: np.ndarray, begin: np.ndarray, whole: bool, like: Any
 ) -> int:
     """As ``pull``, of the distinct ids of a ``batch`` of so many rows (the room of ``key_lookup_kernels``), some of
     which are awaited, see ``route_distinct``.
@@ -60,7 +62,7 @@ def pull_distinct(
     bad = route_distinct(room, tables, asked, begin, width, rows, inverse, starts)
     if bad >= 0:
         return -1 - bad
-    _fetch(args)
+    _fetch(args, like)
     if whole:
         _expand_rows(args, count)
     return starts[-1]
@@ -80,11 +82,11 @@ def expand_distinct(args: np.ndarray, room: np.ndarray, count: int, asked: np.nd
 
 
 @njit(cache=True, nogil=True)
-def _fetch(args: np.ndarray) -> None:
+def _fetch(args: np.ndarray, like: Any) -> None:
     """Copy the accessible ones of the unique rows."""
     unique, starts, rows = by_row(args, UNIQUE), array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32)
     for server in range(starts.size - 1):
-        weights = array_at(args, MAPPED + 4 * server, np.float32)
+        weights = array_at(args, MAPPED + 4 * server, like)
         if weights.size:
             part, width = slice(starts[server], starts[server + 1]), unique.shape[1]
             gather(weights.reshape(weights.size // width, width), rows[part], unique[part])
@@ -122,25 +124,26 @@ def sum_gradients(args: np.ndarray, gradients: np.ndarray, bags: np.ndarray, wei
 
 @njit(cache=True, nogil=True)
 def push(
-    args: np.ndarray, gradients: np.ndarray, bags: np.ndarray, weights: np.ndarray, optimizer: np.ndarray, factor: float
-) -> None:
-    """Sum the gradients, then update all accessible rows by the numbers of an ``optimizer``."""
+    args: np.ndarray, gradients: np.ndarray, bags: np.ndarray, weights: np.ndarray, optimizer: np.ndarray,
+    factor: float, like: Any, push_number: int,
+) -> None:  # fmt: skip
+    """Sum the gradients, then update all accessible rows by the numbers of an ``optimizer`` and that of the push."""
     sum_gradients(args, gradients, bags, weights)
-    _update_rows(args, optimizer, factor)
+    _update_rows(args, optimizer, factor, like, push_number)
 
 
 @njit(cache=True, nogil=True)
-def _update_rows(args: np.ndarray, optimizer: np.ndarray, factor: float) -> None:
-    """Update all accessible rows by SUMMED and the numbers of an ``optimizer``."""
+def _update_rows(args: np.ndarray, optimizer: np.ndarray, factor: float, like: Any, push_number: int) -> None:
+    """Update all accessible rows by SUMMED."""
     starts, rows, summed = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32), by_row(args, SUMMED)
     for server in range(starts.size - 1):
-        weights = array_at(args, MAPPED + 4 * server, np.float32)
+        weights = array_at(args, MAPPED + 4 * server, like)
         state = array_at(args, MAPPED + 4 * server + 2, np.float32)
         if weights.size:
             part, width = slice(starts[server], starts[server + 1]), summed.shape[1]
             count = weights.size // width
             table, states = weights.reshape(count, width), state.reshape(count, state.size // count)
-            update(optimizer, table, states, rows[part], summed[part], factor)
+            update(optimizer, table, states, rows[part], summed[part], factor, push_number)
 
 
 @njit(cache=True, nogil=True)

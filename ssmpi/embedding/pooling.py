@@ -38,10 +38,11 @@ class TableTraffic:
         ids, stride = batch * length, int(placement.strides[table])
         return cls(ids, ids, batch * min(length, stride), width, weighted)
 
-    @property
-    def by_row(self) -> float:
-        """Bytes of pulling and pushing the rows, without the heads of messages."""
-        return wire.pulled_bytes(0, self.rows, self.width) + wire.pushed_bytes(0, self.rows, self.width)
+    def by_row(self, size: int) -> float:
+        """Bytes of pulling the rows, whose numbers have this ``size``, and of pushing them, without the heads of
+        messages.
+        """
+        return wire.pulled_bytes(0, self.rows, self.width, size) + wire.pushed_bytes(0, self.rows, self.width)
 
     @property
     def by_bag(self) -> float:
@@ -75,7 +76,8 @@ def chosen(options: RowOptions, lists: np.ndarray, traffic: Sequence[TableTraffi
     """As ``pooled_tables``, of the tables that ``lists`` bool (tables,) look up with this traffic."""
     if options.settings.pooling != "auto":
         return lists & (options.settings.pooling == "server")
-    return lists & np.array([each.by_bag < each.by_row for each in traffic])
+    size = options.pulled_dtype.itemsize
+    return lists & np.array([each.by_bag < each.by_row(size) for each in traffic])
 
 
 class PoolingPlan:
@@ -115,12 +117,12 @@ class PoolingPlan:
         sums, ids = (slice(int(s[server]), int(s[server + 1])) for s in (self._sum_starts, self._id_starts))
         return sums, ids, part.start + np.flatnonzero(~self._by_bag[part])
 
-    def request(self, server: int, unique: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The PULL to a PS, of the ``unique`` rows, and where its reply goes."""
+    def request(self, server: int, unique: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """The PULL to a PS, of the ``unique`` rows, which of the replies it fills, and how many rows that are."""
         sums, ids, singles = self._of(server)
         bags = wire.PulledBags(unique[self._id_rows[ids]], self._sum_ends[sums], self._id_weights[ids])
         reply = self._replies[self._reply_starts[server] : self._reply_starts[server + 1]]
-        return wire.pull(unique[singles], bags if len(bags.ends) else None), reply
+        return wire.pull(unique[singles], bags if len(bags.ends) else None), reply, len(singles)
 
     def expand(self, unique: np.ndarray, values: np.ndarray) -> None:
         """Fill ``values`` from the replies, which have arrived, and the rows at hand, ``unique``."""

@@ -19,6 +19,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from ssmpi.embedding.precision import narrow, row_key, second_key, widen
 from ssmpi.runtime import optimizer_options
 from ssmpi.runtime.compiled.cache_lines import ask_for_row
 from ssmpi.runtime.compiled.jit import njit
@@ -111,10 +112,12 @@ SGD, ADAGRAD, ADAM, PARTIAL_ADAM = RowSGD.kind, RowwiseAdagrad.kind, RowAdam.kin
 
 @njit(cache=True, nogil=True)
 def update(
-    numbers: np.ndarray, weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, factor: float
-) -> None:
+    numbers: np.ndarray, weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, factor: float,
+    push_number: int,
+) -> None:  # fmt: skip
     """One step of unique ``rows`` int32 (n,) of ``weights`` (rows, width) and ``state`` (rows, floats) by ``gradients``
-    (n, width), which are used up, at ``factor`` times the learning rate.
+    (n, width), which are used up, at ``factor`` times the learning rate. ``push_number`` is what weights of 16 bits
+    are rounded by (``precision``).
     """
     kind, rate = numbers[KIND], numbers[RATE] * factor
     if numbers[CLIP] > 0.0:
@@ -122,17 +125,17 @@ def update(
     if numbers[DECAY] > 0.0:
         add_decay(weights, rows, gradients, numbers[DECAY])
     if numbers[SHRINK] > 0.0:
-        shrink(weights, rows, rate * numbers[SHRINK])
+        shrink(weights, rows, rate * numbers[SHRINK], push_number)
     if kind == SGD:
-        sgd(weights, rows, gradients, rate)
+        sgd(weights, rows, gradients, rate, push_number)
     elif kind == ADAGRAD and state.shape[1] == 1:
-        rowwise_adagrad(weights, state.reshape(state.size), rows, gradients, rate, numbers[EPSILON])
+        rowwise_adagrad(weights, state.reshape(state.size), rows, gradients, rate, numbers[EPSILON], push_number)
     elif kind == ADAGRAD:
-        grouped_adagrad(weights, state, rows, gradients, rate, numbers[EPSILON])
+        grouped_adagrad(weights, state, rows, gradients, rate, numbers[EPSILON], push_number)
     elif kind == ADAM:
-        adam(weights, state, rows, gradients, rate, numbers)
+        adam(weights, state, rows, gradients, rate, numbers, push_number)
     elif kind == PARTIAL_ADAM:
-        partial_rowwise_adam(weights, state, rows, gradients, rate, numbers, int(numbers[VECTOR]))
+        partial_rowwise_adam(weights, state, rows, gradients, rate, numbers, int(numbers[VECTOR]), push_number)
 
 
 @njit(cache=True, nogil=True)
@@ -153,33 +156,37 @@ def add_decay(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, deca
     factor = np.float32(decay)
     for k in range(rows.shape[0]):
         for j in range(weights.shape[1]):
-            gradients[k, j] += factor * weights[rows[k], j]
+            gradients[k, j] += factor * widen(weights[rows[k], j])
 
 
 @njit(cache=True, nogil=True)
-def shrink(weights: np.ndarray, rows: np.ndarray, share: float) -> None:
+def shrink(weights: np.ndarray, rows: np.ndarray, share: float, push_number: int) -> None:
     """weights[rows[k]] *= 1 - share (decoupled weight decay; Loshchilov and Hutter, ICLR 2019)."""
     factor = np.float32(1.0 - share)
     for k in range(rows.shape[0]):
+        r = rows[k]
+        key = second_key(row_key(push_number, r))
         for j in range(weights.shape[1]):
-            weights[rows[k], j] *= factor
+            weights[r, j] = narrow(widen(weights[r, j]) * factor, weights[r, j], key, j)
 
 
 @njit(cache=True, nogil=True)
-def sgd(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float) -> None:
+def sgd(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, push_number: int) -> None:
     """weights[rows[k]] -= rate * gradients[k]. Lock-free: other threads may read meanwhile."""
     step = np.float32(rate)
     for k in range(rows.shape[0]):
         ask_for_row(weights, rows, k)
         r = rows[k]
+        key = row_key(push_number, r)
         for j in range(weights.shape[1]):
-            weights[r, j] -= step * gradients[k, j]
+            weights[r, j] = narrow(widen(weights[r, j]) - step * gradients[k, j], weights[r, j], key, j)
 
 
 @njit(cache=True, nogil=True)
 def rowwise_adagrad(
-    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float
-) -> None:
+    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float,
+    push_number: int,
+) -> None:  # fmt: skip
     """Adagrad with one accumulator per row: state += mean(g^2); w -= rate * g / (sqrt(state) + epsilon).
 
     Rows must be unique: sum the gradients of a row first, else it is updated once per occurrence.
@@ -189,19 +196,20 @@ def rowwise_adagrad(
         ask_for_row(weights, rows, k)
         ask_for_row(sums, rows, k)
         r = rows[k]
-        square = np.float32(0.0)
+        key, square = row_key(push_number, r), np.float32(0.0)
         for j in range(weights.shape[1]):
             square += gradients[k, j] * gradients[k, j]
         state[r] += square / np.float32(weights.shape[1])
         step = np.float32(rate / (math.sqrt(state[r]) + epsilon))
         for j in range(weights.shape[1]):
-            weights[r, j] -= step * gradients[k, j]
+            weights[r, j] = narrow(widen(weights[r, j]) - step * gradients[k, j], weights[r, j], key, j)
 
 
 @njit(cache=True, nogil=True)
 def grouped_adagrad(
-    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float
-) -> None:
+    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float,
+    push_number: int,
+) -> None:  # fmt: skip
     """As ``rowwise_adagrad`` with two accumulators per row, ``state`` (rows, 2): one for the last column, the
     first-order weight, and one for the columns before it, the vector.
     """
@@ -210,40 +218,44 @@ def grouped_adagrad(
         ask_for_row(weights, rows, k)
         ask_for_row(state, rows, k)
         r = rows[k]
-        square = np.float32(0.0)
+        key, square = row_key(push_number, r), np.float32(0.0)
         for j in range(vector):
             square += gradients[k, j] * gradients[k, j]
         state[r, 0] += square / np.float32(vector)
         step = np.float32(rate / (math.sqrt(state[r, 0]) + epsilon))
         for j in range(vector):
-            weights[r, j] -= step * gradients[k, j]
+            weights[r, j] = narrow(widen(weights[r, j]) - step * gradients[k, j], weights[r, j], key, j)
         last = gradients[k, vector]
         state[r, 1] += last * last
-        weights[r, vector] -= np.float32(rate / (math.sqrt(state[r, 1]) + epsilon)) * last
+        step = np.float32(rate / (math.sqrt(state[r, 1]) + epsilon))
+        weights[r, vector] = narrow(widen(weights[r, vector]) - step * last, weights[r, vector], key, vector)
 
 
 @njit(cache=True, nogil=True)
 def adam(
-    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, numbers: np.ndarray
-) -> None:
+    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, numbers: np.ndarray,
+    push_number: int,
+) -> None:  # fmt: skip
     """m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v); w -= rate * m' / (sqrt(v') + epsilon), where m' = m /
     (1 - beta1^t) and v' = v / (1 - beta2^t). ``state`` (rows, 2 * width + 1) has m, v and t of each row.
     """
     width, (take, keep, add) = weights.shape[1], shares(numbers)
     for k in range(rows.shape[0]):
         r, step, scale = counted(weights, state, rows, k, rate, numbers)
+        key = row_key(push_number, r)
         for j in range(width):
             g = gradients[k, j]
             mean = state[r, j] + take * (g - state[r, j])
             square = keep * state[r, width + j] + add * g * g
             state[r, j], state[r, width + j] = mean, square
-            weights[r, j] -= step * mean / (np.sqrt(square) * scale + np.float32(numbers[EPSILON]))
+            value = widen(weights[r, j]) - step * mean / (np.sqrt(square) * scale + np.float32(numbers[EPSILON]))
+            weights[r, j] = narrow(value, weights[r, j], key, j)
 
 
 @njit(cache=True, nogil=True)
 def partial_rowwise_adam(
     weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, numbers: np.ndarray,
-    vector: int,
+    vector: int, push_number: int,
 ) -> None:  # fmt: skip
     """As ``adam``, with one v for each group of columns, a mean of g^2 over them: the ``vector``, if it is not 0, and
     the first-order weight, if there is one. ``state`` (rows, width + groups + 1) has m, the v and t of each row.
@@ -251,6 +263,7 @@ def partial_rowwise_adam(
     width, (take, keep, add) = weights.shape[1], shares(numbers)
     for k in range(rows.shape[0]):
         r, step, scale = counted(weights, state, rows, k, rate, numbers)
+        key = row_key(push_number, r)
         group = width
         for first, last in ((0, vector), (vector, width)):
             if first == last:
@@ -265,7 +278,7 @@ def partial_rowwise_adam(
             for j in range(first, last):
                 mean = state[r, j] + take * (gradients[k, j] - state[r, j])
                 state[r, j] = mean
-                weights[r, j] -= step * mean / root
+                weights[r, j] = narrow(widen(weights[r, j]) - step * mean / root, weights[r, j], key, j)
 
 
 @njit(cache=True, nogil=True)

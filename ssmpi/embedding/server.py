@@ -72,25 +72,27 @@ class EmbeddingServer:
         if asked.bags:
             arena.check(asked.bags.rows)
             bags = len(asked.bags.ends) - 1
-        buffer = self._service.buffer(4 * (single + bags + spare_rows(keys, width)) * width)
-        values = buffer.view(np.float32).reshape(-1, width)
+        more = bags + spare_rows(keys, width) - keys
+        layout = wire.PulledLayout(single + keys, more, width, arena.options.pulled_dtype)
+        buffer = self._service.buffer(layout.size)
+        values, rest = layout.split(buffer)
         arena.read(asked.rows, values)
         if asked.bags:
-            arena.pool(asked.bags, values[single : single + bags])
+            arena.pool(asked.bags, rest[:bags])
         if keys:
-            edge = 4 * (single + bags + keys) * width
-            ids = buffer[edge : edge + 4 * keys].view(np.int32)
-            arena.read(arena.keyed.read(asked.keys, ids), values[single + bags :])
+            ids = rest[bags:].reshape(-1).view(np.int32)[:keys]
+            arena.read(arena.keyed.read(asked.keys, ids), values[single:])
         self._service.reply(source, thread, buffer)
 
     def _push(self, source: int, thread: int, payload: np.ndarray) -> None:
         width, counted = self.arena.options.layout.width, self._counts is not None
-        pushed = wire.read_push(payload, width, counted=counted)
-        _, rows, gradients, times, bags = pushed
+        numbered = self.arena.options.dtype != np.float32
+        pushed = wire.read_push(payload, width, counted=counted, numbered=numbered)
+        _, rows, gradients, times, bags, number = pushed
         if bags:
             rows, gradients, times = summed(pushed, bags)
         self.arena.check(rows)
-        self.arena.update(rows, gradients, pushed.factor, times)
+        self.arena.update(rows, gradients, pushed.factor, times, number)
         self._applied.by_client[source] += 1
         if source in self._draining:
             self._answer_if_drained(source)
@@ -125,8 +127,9 @@ class EmbeddingServer:
         self._reply(source, thread, self.arena.keyed.find(payload.view(np.int64).reshape(-1, 3)))
 
     def _sweep(self, source: int, thread: int, payload: np.ndarray) -> None:
-        counts = self.arena.keyed.sweep(int(payload.view(np.int64)[0]))
-        self.arena.settle()
+        samples = int(payload.view(np.int64)[0])
+        counts = self.arena.keyed.sweep(samples)
+        self.arena.settle(samples)
         self._reply(source, thread, counts)
 
     def _reply(self, source: int, thread: int, values: np.ndarray) -> None:

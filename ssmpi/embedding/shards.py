@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 # Threads by their tags. A status travels while the main thread waits for others; a worker may drain while it does.
 MAIN, STATUS, DRAINER = THREADS - 1, THREADS - 2, THREADS - 3
 EMPTY = np.empty(0, np.uint8)
-UNMAPPED = np.empty(0, np.float32)
 
 
 class Shard(Protocol):
@@ -165,7 +164,8 @@ class Tables:
         updates those where they lie. Of tables that decay it leaves that to ``ask`` and ``update``.
         """
         rows = (None if self._decays else shard.rows for shard in self.shards)
-        pairs = ((each.weights, each.state) if each else (UNMAPPED, UNMAPPED) for each in rows)
+        nothing = np.empty(0, self.options.pulled_dtype), np.empty(0, np.float32)
+        pairs = ((each.weights, each.state) if each else nothing for each in rows)
         return [array for pair in pairs for array in pair]
 
     @property
@@ -233,15 +233,17 @@ class Tables:
         while len(queue) >= self.options.settings.pushes_in_flight:
             wait_all(queue.popleft(), self._waiting, "the embedding PSs (to take a push)")
         times = lookup.occurrences() if self.tracking.counts else None
-        requests: list[MPIRequest] = []
+        requests, rounded = list[MPIRequest](), self.options.dtype != np.float32
         for index, (rows, shard) in enumerate(zip(lookup.parts, self.shards, strict=True)):
             if shard.rows:
-                shard.rows.update(lookup.rows[rows], gradients[rows], factor, None if times is None else times[rows])
+                counted = None if times is None else times[rows]
+                shard.rows.update(lookup.rows[rows], gradients[rows], factor, counted, lookup.number)
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop or self._decays:
                 single, bags = pooled.get(index, (rows, None))
                 counted = None if times is None else times[single]
-                message = wire.push(factor, lookup.rows[single], gradients[single], counted, bags)
+                number = lookup.number if rounded else None
+                message = wire.push(factor, lookup.rows[single], gradients[single], counted, bags, number)
                 self.sent.by_thread[thread][index] += 1  # before it is sent: one that is lost in flight counts
                 requests += shard.send(wire.PUSH, message, None, thread, Link.EMBEDDING_PUSH)
         if requests:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import h5py
 import numpy as np
 
-from ssmpi.embedding import kernels, key_kernels, keyed_files, row_optimizers, table_decay
+from ssmpi.embedding import kernels, key_kernels, keyed_files, precision, row_optimizers, table_decay
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.keyed_files import ROWS_AT_A_TIME, Continued, KeyedLoad, Loading
 from ssmpi.embedding.keyed_memory import ArenaAllocator, KeyMemory
@@ -46,6 +46,10 @@ class EmbeddingOptions:
     }
     dim: int = 16
     """Floats of a row."""
+    precision: str = "fp32"
+    """How rows are kept: ``fp32``, or in 16 bits as ``bf16`` or ``fp16``. They are computed in float32, and rounded
+    stochastically; the state of their optimizer is always float32.
+    """
     optimizer: str = "rowwise_adagrad"
     """``sgd``, ``rowwise_adagrad``, ``partial_rowwise_adam``, ``adam`` or ``adamw``."""
     rate: float = 0.15
@@ -87,6 +91,8 @@ class EmbeddingOptions:
 
     def __post_init__(self) -> None:
         within("dim", self.dim, 1, 65_536)
+        kinds = ", ".join(map(repr, precision.DTYPES))
+        require(self.precision in precision.DTYPES, f"precision is one of {kinds}, got {self.precision!r}")
         optimizer_options.check(self, ROW_OPTIMIZERS)
         positive("initial_bound", self.initial_bound, 1.0)
         within("clip_value", self.clip_value, 0.0, FLOAT32)
@@ -127,46 +133,64 @@ class RowOptions:
         """Memory of one clock, which each row and the table as a whole has if tables decay."""
         return 8 * table_decay.CLOCK * (self.settings.table_decay > 0)
 
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """In which rows are kept."""
+        return np.dtype(precision.DTYPES[self.settings.precision])
+
+    @property
+    def pulled_dtype(self) -> np.dtype[Any]:
+        """In which rows travel to a trainer: as they are kept, or computed for it if tables decay."""
+        return np.dtype(np.float32) if self.clock_bytes else self.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of one row without its optimizer state."""
+        return self.dtype.itemsize * self.layout.width
+
     @property
     def row_bytes(self) -> int:
         """Memory of one row with its optimizer state."""
-        return 4 * (self.layout.width + self.optimizer.floats) + self.clock_bytes
+        return self.weight_bytes + 4 * self.optimizer.floats + self.clock_bytes
 
     def bytes_for(self, count: int) -> int:
         """Memory of an array of ``count`` rows."""
-        return count * self.row_bytes + self.clock_bytes
+        return self.bytes_of(slice(0, count), count)[-1].stop
 
     def bytes_of(self, rows: slice, count: int) -> list[slice]:
         """Where clocks, if there are any, weights and state of some rows lie in the memory of an array of ``count``
         rows. The clock of all lies behind theirs.
         """
-        sizes = self.clock_bytes, 4 * self.layout.width, 4 * self.optimizer.floats
-        edges = 0, self.clock_bytes * (count + 1), self.clock_bytes * (count + 1) + 4 * self.layout.width * count
+        sizes = self.clock_bytes, self.weight_bytes, 4 * self.optimizer.floats
+        weights = -(-self.weight_bytes * count // 4) * 4  # the state begins at a whole word
+        edges = 0, self.clock_bytes * (count + 1), self.clock_bytes * (count + 1) + weights
         found = [slice(e + s * rows.start, e + s * rows.stop) for s, e in zip(sizes, edges, strict=True)]
         return found if self.clock_bytes else found[1:]
 
 
 class RowArray:
-    """``weights`` float32 (rows, width) and their optimizer's ``state`` float32 (rows, floats of one), one after the
-    other in ``memory``, uint8 of ``options.bytes_for(count)``; before them, if tables decay, ``clocks`` float64 (rows +
-    1, ``table_decay.CLOCK``), else empty. Rows are not padded to whole cache lines: rows of 17 floats are pulled and
-    updated as fast as padded ones of 20, 24 or 32, and faster if the table fits in cache.
+    """``weights`` (rows, width) of ``options.dtype`` and their optimizer's ``state`` float32 (rows, floats of one), one
+    after the other in ``memory``, uint8 of ``options.bytes_for(count)``; before them, if tables decay, ``clocks``
+    float64 (rows + 1, ``table_decay.CLOCK``), else empty. Rows are not padded to whole cache lines: rows of 17 floats
+    are pulled and updated as fast as padded ones of 20, 24 or 32, and faster if the table fits in cache.
     """
 
     def __init__(self, options: RowOptions, memory: np.ndarray, count: int) -> None:
         layout, numbers = options.layout, options.optimizer.numbers
         weights, state = options.bytes_of(slice(0, count), count)[-2:]
         self.options = options
-        self.weights = memory[weights].view(np.float32).reshape(count, layout.width)
+        self.weights = memory[weights].view(options.dtype).reshape(count, layout.width)
         self.state = memory[state].view(np.float32).reshape(count, options.optimizer.floats)
         self.clocks = memory[: weights.start].view(np.float64).reshape(-1, table_decay.CLOCK)
         self._aging = (numbers, self.weights, self.state, self.clocks) if len(self.clocks) else None
         self._observe: Observe | None = None
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write ``rows`` int32 (n,) as they are now to ``out`` float32 (>= n, width)."""
+        """Write ``rows`` int32 (n,) as they are now to ``out`` (>= n, width) of float32, or of ``pulled_dtype``."""
         if self._aging:
             table_decay.read(*self._aging, rows, out)
+        elif out.dtype != np.float32:
+            kernels.copy(self.weights, rows, out)
         else:
             kernels.gather(self.weights, rows, out)
 
@@ -174,27 +198,31 @@ class RowArray:
         """Write the sums of ``bags`` of rows to ``out`` float32 (bags, width)."""
         weights, places = self.weights, bags.rows
         if self._aging:
-            weights, places = np.empty((len(places), weights.shape[1]), np.float32), np.arange(len(places), dtype="i4")
+            weights, places = np.empty((len(places), weights.shape[1]), "f4"), np.arange(len(places), dtype="i4")
             self.read(bags.rows, weights)
         kernels.pool(weights, places, bags.ends, bags.weights, out)
 
     def copy(self, rows: np.ndarray, weights: np.ndarray, state: np.ndarray) -> None:
-        """Write ``weights`` and ``state`` of ``rows`` int32 (n,) as they are now."""
+        """Write ``weights``, as they are kept, and ``state`` of ``rows`` int32 (n,) as they are now."""
         if self._aging:
-            values = self.weights[rows], self.state[rows]
-            table_decay.settle(self._aging[0], *values, self.clocks[rows], self.clocks[-1])
+            values, now = (self.weights[rows], self.state[rows]), self.clocks[-1].copy()
+            table_decay.settle(self._aging[0], *values, self.clocks[rows], now, int(now[0]))
             weights[:], state[:] = values
         else:
             state[:] = self.state[rows]
-            kernels.gather(self.weights, rows, weights)
+            kernels.copy(self.weights, rows, weights)
 
-    def update(self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None) -> None:
+    def update(
+        self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None, number: int = 0
+    ) -> None:
         """Apply gradients float32 (n, dim) of unique rows int32 (n,) at ``factor`` times the learning rate; ``times``
-        int32 (n,) is the number of accesses of each, None if they are not counted. The gradients are used up.
+        int32 (n,) is the number of accesses of each, None if they are not counted. Rows of 16 bits are rounded by the
+        ``number`` of the push. The gradients are used up.
         """
+        numbers = self.options.optimizer.numbers
         if self._aging:
-            table_decay.begin_step(*self._aging, rows, factor)
-        row_optimizers.update(self.options.optimizer.numbers, self.weights, self.state, rows, gradients, factor)
+            table_decay.begin_step(*self._aging, rows, factor, number)
+        row_optimizers.update(numbers, self.weights, self.state, rows, gradients, factor, number)
         if times is not None:
             self.observe(rows, times)
 
@@ -248,7 +276,7 @@ class Arena(RowArray):
             self.state[rows] = self.options.optimizer.initial
             vectors = self.weights[rows]
             kernels.initial_rows(vectors, self._seed, part.table, part.first, part.stride, self._bound(part))
-            vectors[:, self.options.layout.vector :] = 0.0
+            vectors[:, self.options.layout.vector :] = 0  # in all types
             self.clocks[rows] = table_decay.BEGIN
         self.clocks[-1:] = table_decay.BEGIN
 
@@ -260,16 +288,16 @@ class Arena(RowArray):
             waiting[free] = False
             clocks[waiting] = now
 
-    def settle(self) -> None:
-        """While nobody looks up rows: let all of them catch up with the decay of their tables, and clocks begin anew.
-        Those of rows without a key end. A kill at any moment does no harm.
+    def settle(self, samples: int) -> None:
+        """While nobody looks up rows, after so many ``samples``: let all of them catch up with the decay of their
+        tables, and clocks begin anew. Those of rows without a key end. A kill at any moment does no harm.
         """
         if not self._aging:
             return
         for rows, free in self._parts_in_use():
             self.clocks[rows][free] = 0.0
             values = self.weights[rows], self.state[rows], self.clocks[rows]
-            table_decay.settle(self.options.optimizer.numbers, *values, self.clocks[-1])
+            table_decay.settle(self.options.optimizer.numbers, *values, self.clocks[-1], max(samples, 0))
         self.clocks[-1] = table_decay.BEGIN  # from here on no row is behind
         for rows, free in self._parts_in_use():
             self.clocks[rows] = table_decay.BEGIN
@@ -325,8 +353,8 @@ class Arena(RowArray):
 
     def datasets(self, room: keyed_files.Room | None = None) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
         """What to save, copied into ``room``, without it views of the live rows: for every part
-        ``table-TT-first-stride/weights`` (rows, width) and the optimizer's ``state``, (rows,) if it is one float a row,
-        else (rows, floats). Of keyed tables all are copies.
+        ``table-TT-first-stride/weights`` (rows, width), of the type that they have here (``precision.DTYPES``), and the
+        optimizer's ``state``, (rows,) if it is one float a row, else (rows, floats). Of keyed tables all are copies.
         """
         for part in self.parts:
             rows = slice(part.base, part.base + part.rows)
@@ -402,7 +430,7 @@ class Arena(RowArray):
             if len(common):
                 source, target = (ours[common] - first) // stride, part.base + start + common
                 low, high = int(source[0]), int(source[-1]) + 1
-                self.weights[target] = group["weights"][low:high][source - low]
+                self.weights[target] = precision.converted(group["weights"][low:high][source - low], self.weights.dtype)
                 if state and self.state.size and "state" in group:
                     self._saved_state[target] = group["state"][low:high][source - low]
                 taken += len(common)

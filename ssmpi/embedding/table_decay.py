@@ -21,6 +21,7 @@ import math
 
 import numpy as np
 
+from ssmpi.embedding.precision import narrow, row_key, second_key, widen
 from ssmpi.embedding.row_optimizers import ADAGRAD, SGD, TABLE_DECAY, VECTOR, shares
 from ssmpi.runtime.compiled.cache_lines import ask_for_row
 from ssmpi.runtime.compiled.jit import njit
@@ -44,7 +45,8 @@ def read(
     for k in range(rows.size):
         ask_for_row(weights, rows, k)
         r = rows[k]
-        out[k] = weights[r]
+        for j in range(weights.shape[1]):
+            out[k, j] = widen(weights[r, j])
         missed, factors = behind(clocks[r], now)
         if missed > 0.0:
             own[:] = state[r]
@@ -53,32 +55,39 @@ def read(
 
 @njit(cache=True, nogil=True)
 def begin_step(
-    numbers: np.ndarray, weights: np.ndarray, state: np.ndarray, clocks: np.ndarray, rows: np.ndarray, factor: float
-) -> None:
+    numbers: np.ndarray, weights: np.ndarray, state: np.ndarray, clocks: np.ndarray, rows: np.ndarray, factor: float,
+    push_number: int,
+) -> None:  # fmt: skip
     """Begin the table's next step, at ``factor`` times the learning rate: unique ``rows`` catch up, and count it as
-    theirs. Lock-free: if two threads begin a step at the same instant, it may count once.
+    theirs. ``push_number`` as in ``row_optimizers.update``. Lock-free: if two threads begin a step at the same instant,
+    it may count once.
     """
     steps, factors = clocks[-1, 0], clocks[-1, 1]
     clocks[-1, 0], clocks[-1, 1] = steps + 1.0, factors + factor
     now, after = np.array((steps, factors)), np.array((steps + 1.0, factors + factor))
+    values = np.empty(weights.shape[1], np.float32)
     for k in range(rows.size):
         ask_for_row(weights, rows, k)
         ask_for_row(state, rows, k)
         r = rows[k]
         missed, factors = behind(clocks[r], now)
         if missed > 0.0:
-            catch_up(numbers, missed, factors, weights[r], state[r])
+            key = second_key(second_key(row_key(push_number, r)))
+            _catch_up(numbers, missed, factors, weights[r], state[r], values, key)
         if clocks[r, 0] < after[0]:  # else another thread has begun a later step
             clocks[r] = after
 
 
 @njit(cache=True, nogil=True)
-def settle(numbers: np.ndarray, weights: np.ndarray, state: np.ndarray, clocks: np.ndarray, now: np.ndarray) -> None:
-    """Let all of some rows, with a clock each, catch up with that of the table."""
+def settle(
+    numbers: np.ndarray, weights: np.ndarray, state: np.ndarray, clocks: np.ndarray, now: np.ndarray, number: int
+) -> None:
+    """Let all of some rows, with a clock each, catch up with that of the table. They are rounded by a ``number``."""
+    values = np.empty(weights.shape[1], np.float32)
     for r in range(clocks.shape[0]):
         missed, factors = behind(clocks[r], now)
         if missed > 0.0:
-            catch_up(numbers, missed, factors, weights[r], state[r])
+            _catch_up(numbers, missed, factors, weights[r], state[r], values, row_key(number, r))
             clocks[r] = now  # a kill may come at any moment
 
 
@@ -90,6 +99,19 @@ def behind(then: np.ndarray, now: np.ndarray) -> tuple[float, float]:
     steps, factors = then[0], then[1]
     missed = now[0] - steps if steps > 0.0 else 0.0
     return missed, max(now[1] - factors, 0.0)
+
+
+@njit(cache=True, nogil=True)
+def _catch_up(
+    numbers: np.ndarray, missed: float, factors: float, weights: np.ndarray, state: np.ndarray, values: np.ndarray,
+    key: int,
+) -> None:  # fmt: skip
+    """As ``catch_up``, of weights of any type, rounded by a key of their row; there is room for their ``values``."""
+    for j in range(weights.size):
+        values[j] = widen(weights[j])
+    catch_up(numbers, missed, factors, values, state)
+    for j in range(weights.size):
+        weights[j] = narrow(values[j], weights[j], key, j)
 
 
 @njit(cache=True, nogil=True)

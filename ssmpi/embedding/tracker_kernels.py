@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import uint64
 
+from ssmpi.embedding.precision import widen
 from ssmpi.runtime.compiled.hash_table import mix
 from ssmpi.runtime.compiled.jit import njit
 
@@ -165,7 +166,7 @@ def square_changes(weights: np.ndarray, saved: np.ndarray, parts: np.ndarray, ou
             for row in range(parts[p, 0], parts[p, 1]):
                 total = np.float32(0.0)
                 for j in range(weights.shape[1]):
-                    change = weights[row, j] - saved[row, j]
+                    change = widen(weights[row, j]) - widen(saved[row, j])
                     total += change * change
                 out[row] = total
 

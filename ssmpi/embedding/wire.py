@@ -4,11 +4,10 @@
 ======== ================================================================= =============================================
 kind     request                                                           reply
 ======== ================================================================= =============================================
-PULL     see ``pull``: rows, bags of rows, and keys as in FIND             float32 (rows + bags + keys + rows for ids,
-                                                                           width): the rows, the weighted sum of each
-                                                                           bag, the rows of keys, anything where the
-                                                                           shared one serves; then the ids of the keys,
-                                                                           int32, in whole rows
+PULL     see ``pull``: rows, bags of rows, and keys as in FIND             see ``PulledLayout``: the rows, and those of
+                                                                           keys, anything where the shared one serves;
+                                                                           the weighted sum of each bag, float32; then
+                                                                           the ids of the keys, int32, in whole rows
 PUSH     see ``push``: gradients of rows and of bags                       none
 DRAIN    int64: how many PUSH messages of this trainer there are so far    one byte, once so many have been applied
 SAVE     JSON: path, limit in seconds, whether in the background           one byte, once the rows may change again
@@ -30,7 +29,7 @@ SWEEP    int64: how many samples all trainers have done, while they pause  int64
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,6 +96,31 @@ def _pulled_bags(words: np.ndarray, bags: int, ids: int) -> PulledBags:
     return PulledBags(words[:ids], _from_zero(words[ids : ids + bags]), words[ids + bags :].view(np.float32))
 
 
+class PulledLayout(NamedTuple):
+    """The reply to a PULL: so many ``rows`` of ``width`` numbers of ``dtype``, filled up to a whole word, then so many
+    ``more`` of float32 or int32.
+    """
+
+    rows: int
+    more: int
+    width: int
+    dtype: np.dtype[Any]
+
+    @property
+    def _edge(self) -> int:
+        return -(-self.rows * self.width * self.dtype.itemsize // 4) * 4
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        return self._edge + 4 * self.more * self.width
+
+    def split(self, reply: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both of a reply, uint8 (size,): (rows, width), and float32 (more, width)."""
+        rows = reply[: self.rows * self.width * self.dtype.itemsize].view(self.dtype)
+        return rows.reshape(-1, self.width), reply[self._edge :].view(np.float32).reshape(-1, self.width)
+
+
 class PushedBags(NamedTuple):
     """``rows`` int32 (u,), unique; ``gradients`` float32 (bags, width) of the bags; ``ends`` int32 (bags,) of each bag
     among the ids of all, when read (bags + 1,) from 0 on; ``places`` int32 (ids,): of each id, its row among ``rows``;
@@ -112,7 +136,7 @@ class PushedBags(NamedTuple):
 
 class Push(NamedTuple):
     """Single ``rows`` int32 (n,), unique, with their ``gradients`` float32 (n, width) and, where accesses are counted,
-    how many each has, ``times`` int32 (n,); and ``bags`` of other rows.
+    how many each has, ``times`` int32 (n,); and ``bags`` of other rows. Rows of 16 bits are rounded by its ``number``.
     """
 
     factor: float
@@ -120,14 +144,16 @@ class Push(NamedTuple):
     gradients: np.ndarray
     times: np.ndarray | None
     bags: PushedBags | None
+    number: int = 0
 
 
 def push(
     factor: float, rows: np.ndarray, gradients: np.ndarray, times: np.ndarray | None = None,
-    bags: PushedBags | None = None,
+    bags: PushedBags | None = None, number: int | None = None,
 ) -> np.ndarray:  # fmt: skip
     """The payload that has a ``Push``, float32 words: factor; how many rows, bags, ids of bags, and rows of bags; then
-    rows, gradients, times and, of bags, rows, gradients, ends, places and weights.
+    rows, gradients, times and, of bags, rows, gradients, ends, places and weights; and, if rows are rounded by it, the
+    ``number`` of the push, int64.
     """
     head, counts = np.empty(PUSH_HEAD, np.float32), [len(rows), 0, 0, 0]
     parts = [head, rows.view(np.float32), gradients.reshape(-1)]
@@ -137,13 +163,19 @@ def push(
         counts[1:] = len(bags.ends), len(bags.places), len(bags.rows)
         parts += [bags.rows.view(np.float32), bags.gradients.reshape(-1)]
         parts += [bags.ends.view(np.float32), bags.places.view(np.float32), bags.weights]
+    if number is not None:
+        parts.append(np.array([number]).view(np.float32))
     head[0], head[1:].view(np.int32)[:] = factor, counts
     return np.concatenate(parts)
 
 
-def read_push(payload: np.ndarray, width: int, *, counted: bool) -> Push:
-    """What ``push`` wrote, without copies but for the ends of bags; with times if accesses are ``counted``."""
-    words = payload.view(np.float32)
+def read_push(payload: np.ndarray, width: int, *, counted: bool, numbered: bool = False) -> Push:
+    """What ``push`` wrote, without copies but for the ends of bags; with times if accesses are ``counted``, and
+    ``numbered`` if it has a number.
+    """
+    words, number = payload.view(np.float32), 0
+    if numbered:
+        words, number = words[:-2], int(words[-2:].copy().view(np.int64)[0])
     rows, bags, ids, unique = words[1:PUSH_HEAD].view(np.int32).tolist()
     first = PUSH_HEAD + rows
     edge = first + rows * width
@@ -151,7 +183,7 @@ def read_push(payload: np.ndarray, width: int, *, counted: bool) -> Push:
     times = words[edge:end].view(np.int32) if counted else None
     return Push(
         float(words[0]), words[PUSH_HEAD:first].view(np.int32), words[first:edge].reshape(rows, width), times,
-        _pushed_bags(words[end:], (unique, bags, ids), width) if bags else None,
+        _pushed_bags(words[end:], (unique, bags, ids), width) if bags else None, number,
     )  # fmt: skip
 
 
@@ -171,9 +203,11 @@ def _from_zero(ends: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int32), ends])
 
 
-def pulled_bytes(messages: float, rows: float, width: int) -> float:
-    """Payload of so many PULL messages for so many rows in all, and of their replies."""
-    return 4 * PULL_HEAD * messages + rows * (4 + 4 * width)
+def pulled_bytes(messages: float, rows: float, width: int, size: int = 4) -> float:
+    """Payload of so many PULL messages for so many rows in all, and of their replies, in which numbers of rows have
+    this ``size``; messages with an odd count of 16 bits have two bytes more.
+    """
+    return 4 * PULL_HEAD * messages + rows * (4 + size * width)
 
 
 def pulled_bag_bytes(bags: float, ids: float, width: int, *, weighted: bool = False) -> float:
@@ -188,9 +222,11 @@ def key_bytes(keys: float) -> float:
     return 24 * keys
 
 
-def pushed_bytes(messages: float, rows: float, width: int, *, counted: bool = False) -> float:
-    """Payload of so many PUSH messages with so many rows in all, with the accesses of each if they are ``counted``."""
-    return 4 * PUSH_HEAD * messages + rows * (4 + 4 * width + 4 * counted)
+def pushed_bytes(messages: float, rows: float, width: int, *, counted: bool = False, numbered: bool = False) -> float:
+    """Payload of so many PUSH messages with so many rows in all, with the accesses of each if they are ``counted``, and
+    ``numbered`` if they have a number.
+    """
+    return (4 * PUSH_HEAD + 8 * numbered) * messages + rows * (4 + 4 * width + 4 * counted)
 
 
 def pushed_bag_bytes(bags: float, rows: float, ids: float, width: int, *, weighted: bool = False) -> float:

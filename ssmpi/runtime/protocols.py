@@ -51,7 +51,11 @@ class DenseOptimizer(DenseStep, Protocol):
 
 
 class RowSet(Protocol):
-    """Unique rows in the order of their servers, as much of a lookup as an update needs."""
+    """Unique rows in the order of their servers, as much of a lookup as an update needs. Rows of 16 bits are rounded by
+    the ``number`` of the update, which no other one of the run has.
+    """
+
+    number: int
 
     @property
     def rows(self) -> np.ndarray:

@@ -160,7 +160,7 @@ def tracker_memory(config: Config, placement: Placement) -> int:
     """Bytes in which the PS that holds most rows tracks what to save first."""
     scope = scope_of(placement, max(range(placement.servers), key=placement.rows_of))
     if config.checkpoint.priority == "scar":
-        return 4 * config.rows.layout.width * scope.rows
+        return config.rows.weight_bytes * scope.rows
     return config.tracking.bytes_for(scope)
 
 

@@ -34,7 +34,8 @@ class SummedRows:
     access per step: the accesses of other trainers are not transmitted.
     """
 
-    def __init__(self, keys: np.ndarray, servers: int) -> None:
+    def __init__(self, keys: np.ndarray, servers: int, number: int) -> None:
+        self.number = number
         self.rows = (keys % SERVER).astype(np.int32)
         starts = np.searchsorted(keys, np.arange(servers + 1) * SERVER).tolist()
         self.parts = [slice(start, stop) for start, stop in pairwise(starts)]  # which of them are those of each PS
@@ -51,6 +52,7 @@ class SynchronousRows:
         rows = context.local.rows
         self._agreement, self._context, self._tables = agreement, context, rows.tables
         self._servers, self._width = rows.servers, rows.width
+        self._number = 0  # that of the last batch, then the next ones, which are within it
 
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Update all trainers' rows of this step; returns once this trainer's share has been applied. The all-reduce of
@@ -61,6 +63,7 @@ class SynchronousRows:
         if lookup.all_mapped:
             self._context.replicas.meter.traffic.add_rows(lookup.unique_count)  # read in place
         keys = server * SERVER + lookup.rows[: len(summed)]
+        self._number = lookup.number
         self._update(keys, summed, len(lookup.values), factor, thread)
 
     def follow(self) -> None:
@@ -80,5 +83,6 @@ class SynchronousRows:
             summed = np.zeros((len(unique), self._width), np.float32)
             np.add.at(summed, places, parts)
             assert self._tables
-            self._tables.update(SummedRows(unique, self._servers), summed, factor, thread)
+            self._tables.update(SummedRows(unique, self._servers, self._number), summed, factor, thread)
             self._tables.drain()
+        self._number += 1

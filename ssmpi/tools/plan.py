@@ -85,9 +85,11 @@ def ranks(config: Config) -> str:
 
 def tables(config: Config, placement: Placement, features: Features) -> str:
     """The tables of each embedding PS, with memory and expected lookups."""
-    row = config.rows.row_bytes
+    row, kept = config.rows.row_bytes, config.embedding.precision
+    whole = row + 4 * config.rows.layout.width - config.rows.weight_bytes
+    half = f" in {kept} ({row} bytes a row, {whole} in fp32)" if kept != "fp32" else ""
     lines = [
-        f"embedding tables: {counted(sum(placement.cardinalities), 'row')} x {_floats(config.rows.layout)}, "
+        f"embedding tables: {counted(sum(placement.cardinalities), 'row')} x {_floats(config.rows.layout)}{half}, "
         f"{in_units(sum(placement.cardinalities) * row)} with {config.embedding.optimizer} state"
     ]
     for server in range(placement.servers):
@@ -190,9 +192,10 @@ def row_bytes(config: Config, placement: Placement) -> tuple[float, float]:
     found = [each for each, by_bag in zip(traffic, pooled, strict=True) if by_bag]
     ids, sums = sum(each.ids for each in found), sum(each.sums for each in found)
     of_bags = wire.pulled_bag_bytes(sums, ids, width, weighted=weighted)
-    pulled = wire.pulled_bytes(servers, singles, width) + of_bags
+    size, numbered = config.rows.pulled_dtype.itemsize, config.embedding.precision != "fp32"
+    pulled = wire.pulled_bytes(servers, singles, width, size) + of_bags
     of_bags = wire.pushed_bag_bytes(sums, ids, ids, width, weighted=weighted)
-    return pulled, wire.pushed_bytes(servers, singles, width, counted=counted) + of_bags
+    return pulled, wire.pushed_bytes(servers, singles, width, counted=counted, numbered=numbered) + of_bags
 
 
 def has_weights(config: Config) -> bool:
@@ -211,12 +214,13 @@ def traffic(config: Config, placement: Placement) -> str:
     who = "trainers" if config.topology.group == 1 else "replicas"
     if config.topology.embedding_ps:
         pulled, pushed = row_bytes(config, placement)
+        size = config.rows.pulled_dtype.itemsize
         lines.append(
             f"  an iteration: {in_units(pulled)} pulled, {in_units(pushed)} pushed, "
             f"{2 * servers} messages out, {servers} in"
         )
         if keyed := len(placement.keyed):
-            asked = wire.key_bytes(config.data.batch_size * keyed) + wire.pulled_bytes(0, keyed, dim)
+            asked = wire.key_bytes(config.data.batch_size * keyed) + wire.pulled_bytes(0, keyed, dim, size)
             lines.append(
                 f"  and for keys of PSs on other hosts: {in_units(asked)} more, {servers} messages in: keys, and rows "
                 "that they share"

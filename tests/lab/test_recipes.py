@@ -101,7 +101,7 @@ def test_both_sides_take_the_same_steps(tmp_path, side):
     for parameter, (name, value) in zip(dense, values, strict=True):
         np.testing.assert_allclose(parameter.detach().numpy().reshape(value.shape), value, atol=1e-5, err_msg=name)
     arena = ours.tables.shards[0].rows
-    arena.settle()
+    arena.settle(0)
     for part in arena.parts:
         rows = named[f"embedding_layer.embedding_layer.embedding_layers.feature{part.table}.weight"].detach().numpy()
         np.testing.assert_allclose(rows, arena.weights[part.base : part.base + part.rows], atol=1e-5)

@@ -53,10 +53,11 @@ def ask_for_bytes(address: int, size: int) -> None:
 
 @njit(cache=True, nogil=True)
 def ask_for_row(values: np.ndarray, rows: np.ndarray, k: int) -> None:
-    """Prefetch the row of ``values`` float32 (rows, width) that is updated ROWS_AHEAD steps after ``rows[k]``: their
+    """Prefetch the row of ``values`` (rows, width) that is updated ROWS_AHEAD steps after ``rows[k]``: their
     addresses are random, so the hardware cannot predict them.
     """
     if k + ROWS_AHEAD < rows.shape[0]:
         place, last = values[rows[k + ROWS_AHEAD] :].ctypes.data, values.shape[1] - 1
-        for j in range(0, last + FLOATS, FLOATS):  # a row may begin within a line
-            ask_to_write(np.uint64(place + 4 * min(j, last)))  # type: ignore[call-arg]  # numba gives the first
+        size = values.itemsize
+        for j in range(0, last + LINE // size, LINE // size):  # a row may begin within a line
+            ask_to_write(np.uint64(place + size * min(j, last)))  # type: ignore[call-arg]  # numba gives the first

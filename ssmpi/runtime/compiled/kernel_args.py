@@ -36,7 +36,7 @@ def _numbers_at(typing: Any, address: Any, count: Any, kind: Any) -> Any:  # num
 
 
 def _array_at(typing: Any, words: Any, place: Any, kind: Any) -> Any:
-    array = types.Array(kind.dtype, 1, "C")
+    array = types.Array(getattr(kind, "dtype", kind), 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         first = builder.gep(make_array(words)(context, builder, arguments[0]).data, [arguments[1]])
@@ -57,5 +57,6 @@ def _array(context: Any, builder: Any, kind: Any, address: Any, size: Any) -> An
 
 # So many numbers of one kind from an address on.
 numbers_at: Callable[[int, int, type[np.generic]], np.ndarray] = intrinsic(_numbers_at)  # type: ignore[assignment]
-# The flat array of one kind of numbers with address and size at a place of the words of ``KernelArgs``.
-array_at: Callable[[np.ndarray, int, type[np.generic]], np.ndarray] = intrinsic(_array_at)  # type: ignore[assignment]
+# The flat array of one kind of numbers, or of that of a number, with address and size at a place of the words of
+# ``KernelArgs``.
+array_at: Callable[[np.ndarray, int, Any], np.ndarray] = intrinsic(_array_at)  # type: ignore[assignment]

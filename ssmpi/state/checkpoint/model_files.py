@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 
 from ssmpi.embedding.keyed_files import Continued
+from ssmpi.embedding.precision import converted
 from ssmpi.embedding.table import Arena, check_rows
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files import hdf5
@@ -92,7 +93,7 @@ def read_table(folder: Path, table: int, count: int, layout: RowLayout) -> np.nd
                 check_rows(path, weights, layout)
                 if saved != count or not 0 <= first < stride or len(weights) != len(range(first, count, stride)):
                     raise DataError(f"{path}: table {table} has {saved:,} rows, this model {count:,}. {remedy(folder)}")
-                rows[first::stride] = weights[:]
+                rows[first::stride] = converted(weights[:], rows.dtype)
     check_numbers(folder, table, rows)
     return rows
 

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 KEY = "network"  # in the state of a model's or checkpoint's manifest
 SAME = (
     "run.seed", "data.train_split", "data.shuffle", "evaluate.per_pass", "evaluate.progressive", "model.name",
-    "model.bottom", "model.top", "embedding.dim", "embedding.optimizer", "dense.optimizer",
+    "model.bottom", "model.top", "embedding.dim", "embedding.precision", "embedding.optimizer",
+    "dense.optimizer",
 )  # fmt: skip
+EARLIER = {"embedding.precision": "fp32"}  # settings that earlier versions did not have, as they worked
 MODEL = "model."
 DATA = "data.folder (its contents)"
 
@@ -84,7 +86,7 @@ def check_fingerprint(name: str, state: Mapping[str, Any], found: dict[str, Any]
     """
     why = difference(state, network)
     of_model = bool(why) or KEY not in state
-    for key, value in state["identity"].items():
+    for key, value in {**EARLIER, **state["identity"]}.items():
         shipped = not user_code.names_file(
             str(found.get(key, user_code.MARK))
         )  # else the differing operator is more informative

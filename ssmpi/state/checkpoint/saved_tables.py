@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ssmpi.embedding.key_kernels import RESERVED
+from ssmpi.embedding.precision import converted
 from ssmpi.embedding.table import KEYS, check_rows
 from ssmpi.runtime.errors import DataError
 from ssmpi.state.checkpoint import model_files, store
@@ -65,7 +66,7 @@ def read_keyed(folder: Path, table: int, layout: RowLayout) -> TableRows:
                 first, stride = (int(group["weights"].attrs[name]) for name in ("first", "stride"))
                 left = (set(range(stride)) if left is None else left) - {first}
                 check_rows(path, group["weights"], layout)
-                weights, fixed = group["weights"][:], range(first, RESERVED, stride)
+                weights, fixed = converted(group["weights"][:], np.float32), range(first, RESERVED, stride)
                 reserved |= dict(zip(fixed, weights[: len(fixed)], strict=True))
                 keys.append(group["keys"][:])
                 rows.append(weights[len(fixed) :])

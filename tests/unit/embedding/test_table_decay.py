@@ -85,13 +85,13 @@ def test_rows_are_at_any_time_as_if_all_had_stepped(name, initial, layout):
         factor = 0.1 if step >= STEPS // 2 else 1.0
         if step == STEPS // 2:
             np.testing.assert_array_equal(arena.weights[-1], untouched)
-            arena.settle()
+            arena.settle(0)
         rows, gradients = drawn(generator, arena.weights.shape[1])
         dense.step(rows, gradients, factor)
         arena.update(rows, gradients.copy(), factor)
         np.testing.assert_allclose(now(arena), dense.rows, rtol=2e-4, atol=2e-5, err_msg=f"step {step}")
     before = now(arena)
-    arena.settle()
+    arena.settle(0)
     np.testing.assert_array_equal(arena.weights, before)
     np.testing.assert_array_equal(arena.clocks, [BEGIN] * (ROWS + 1))
     if name.startswith("adam"):
@@ -203,7 +203,7 @@ def test_rows_are_saved_as_they_are_now(tmp_path):
     store.restore(store.load())
     np.testing.assert_array_equal(again.weights, now(arena))
     np.testing.assert_array_equal(again.weights, now(again))
-    arena.settle()
+    arena.settle(0)
     np.testing.assert_array_equal(again.state, arena.state)
 
 
@@ -211,14 +211,14 @@ def test_a_kill_while_rows_catch_up_does_no_harm(monkeypatch):
     """Some have caught up, or all, and not all clocks have begun anew."""
     options, placement = row_options(3, optimizer="adam", table_decay=0.1), place((ROWS, 5), 1)
     whole, killed = (missing_steps(options, placement) for _ in range(2))
-    whole.settle()
+    whole.settle(0)
     rows = slice(killed.parts[0].base, killed.parts[0].base + killed.parts[0].rows)
     killed.weights[rows], killed.state[rows], killed.clocks[rows] = (
         whole.weights[rows],
         whole.state[rows],
         killed.clocks[-1],
     )
-    killed.settle()
+    killed.settle(0)
     np.testing.assert_array_equal(killed.weights, whole.weights)
     killed.clocks[rows] = 30.0, 30.0
     EmbeddingServer(killed, service=None)
@@ -240,7 +240,7 @@ def test_the_row_of_a_key_decays_from_its_first_update_until_it_is_freed(tmp_pat
 
     def pause(examples):
         table.sweep(examples)
-        arena.settle()
+        arena.settle(0)
 
     step(1)
     (row,) = step(2)

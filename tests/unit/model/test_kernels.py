@@ -84,7 +84,7 @@ def test_updates_of_many_rows_ask_for_none_that_is_not_there(generator):
     rows = generator.permutation(40).astype(np.int32)
     expected = weights.copy()
     expected[rows] -= np.float32(0.1) * gradients
-    sgd(weights, rows, gradients, 0.1)
+    sgd(weights, rows, gradients, 0.1, 0)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -93,7 +93,7 @@ def test_sgd_counts_every_occurrence(generator):
     rows = generator.integers(0, 9, 30).astype(np.int32)
     expected = weights.astype(float)
     np.subtract.at(expected, rows, 0.1 * gradients.astype(float))
-    sgd(weights, rows, gradients, 0.1)
+    sgd(weights, rows, gradients, 0.1, 0)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -104,7 +104,7 @@ def test_rowwise_adagrad(generator):
         rows, gradients = generator.permutation(9)[:6].astype(np.int32), normal(generator, 6, 4)
         sums[rows] += (gradients.astype(float) ** 2).mean(axis=1)
         expected[rows] -= 0.1 * gradients / (np.sqrt(sums[rows]) + 1e-8)[:, None]
-        rowwise_adagrad(weights, state, rows, gradients, 0.1, 1e-8)
+        rowwise_adagrad(weights, state, rows, gradients, 0.1, 1e-8, 0)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(state, sums, rtol=1e-6)
 
@@ -119,7 +119,7 @@ def test_vector_and_weight_have_an_accumulator_each(generator):
             own = gradients[:, columns].astype(float)
             sums[rows, group] += (own**2).mean(axis=1)
             expected[rows, columns] -= 0.1 * own / (np.sqrt(sums[rows, group]) + 1e-8)[:, None]
-        grouped_adagrad(weights, state, rows, gradients, 0.1, 1e-8)
+        grouped_adagrad(weights, state, rows, gradients, 0.1, 1e-8, 0)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(state, sums, rtol=1e-6)
 
@@ -134,7 +134,7 @@ def test_first_order_weights_begin_at_zero_and_change_no_vector():
 
 def test_rowwise_adagrad_with_gradient_zero_from_state_zero_is_no_step():
     weights, state = np.ones((1, 3), np.float32), np.zeros(1, np.float32)
-    rowwise_adagrad(weights, state, np.array([0], np.int32), np.zeros((1, 3), np.float32), 0.1, 1e-8)
+    rowwise_adagrad(weights, state, np.array([0], np.int32), np.zeros((1, 3), np.float32), 0.1, 1e-8, 0)
     np.testing.assert_array_equal(weights, 1)
 
 

@@ -2,7 +2,7 @@
 some rows each. Little-endian, one record after the other::
 
     header  136 bytes: see ``RecordHeader``
-    rows    base:      (optimizer state, weights) of every row in order, float32
+    rows    base:      (optimizer state, weights) of every row in order, float32; weights of 16 bits two a word
             increment: (row int32, optimizer state, weights) of each of its rows, in ascending order of row
 
 A record is valid if its SHA-256 over header and rows matches. The base is renamed into place when complete; anything
@@ -36,7 +36,7 @@ UNKNOWN = -1  # accesses
 class RecordHeader:
     """The header of a record. ``samples`` of all trainers had been trained on when it was started, an estimate, and the
     PS had last copied its rows for checkpoint number ``checkpoint``, which orders records and checkpoints exactly;
-    ``layout`` is a digest of which rows of which tables the PS holds; ``width`` is the floats of a row with its state,
+    ``layout`` is a digest of which rows of which tables the PS holds; ``width`` is the words of a row with its state,
     ``count`` the number of rows. ``left`` is the number of accesses of other rows that no record covers, ``UNKNOWN`` if
     they are not counted. PLS counts increments that together stand for a save of all rows as one: ``covered`` are the
     samples of the last such save, ``share`` what the increments after it come to.

@@ -186,6 +186,8 @@ def layout_of(arena: Arena) -> bytes:
     """A digest of which rows of which tables the arena holds, and of their width."""
     parts = [(part.table, part.first, part.stride, part.rows, part.base) for part in arena.parts]
     shape: tuple[object, ...] = (arena.cardinalities, parts, arena.weights.shape, arena.state.size)
+    if arena.weights.dtype != np.float32:
+        shape = (*shape, arena.weights.dtype.str)
     if arena.options.layout.weight:
         shape = (*shape, arena.options.layout)
     if arena.keyed:
@@ -194,13 +196,13 @@ def layout_of(arena: Arena) -> bytes:
 
 
 class RowFormat:
-    """Optimizer state and weights of a row, float32, one after the other."""
+    """Optimizer state, float32, and weights of a row, as they are kept, filled up to a whole word."""
 
     compacts = True  # base and increments can be merged: the number of a row says what it is
 
     def __init__(self, arena: Arena) -> None:
         self._arena, self._state = arena, arena.state.shape[1]
-        self.width = self._state + arena.weights.shape[1]
+        self.width = self._state - (-arena.options.weight_bytes // 4)
 
     def all_rows(self) -> np.ndarray:
         """The numbers of the rows that a base holds, int32, ascending."""
@@ -208,13 +210,20 @@ class RowFormat:
 
     def store(self, out: np.ndarray, rows: np.ndarray) -> None:
         """Write ``rows`` int32 (n,) into ``out`` int32 (n, width)."""
-        values = out.view(np.float32)
-        self._arena.copy(rows, values[:, self._state :], values[:, : self._state])
+        weights = self._weights_of(out)
+        if weights.shape[1] < 2 * (self.width - self._state) and weights.itemsize == 2:
+            out[:, -1] = 0
+        self._arena.copy(rows, weights, out.view(np.float32)[:, : self._state])
 
     def load(self, rows: np.ndarray, words: np.ndarray) -> None:
         """Set ``rows`` int32 (n,) to words int32 (n, width)."""
-        values = words.view(np.float32)
-        self._arena.weights[rows], self._arena.state[rows] = values[:, self._state :], values[:, : self._state]
+        self._arena.weights[rows] = self._weights_of(words)
+        self._arena.state[rows] = words.view(np.float32)[:, : self._state]
+
+    def _weights_of(self, words: np.ndarray) -> np.ndarray:
+        """The weights in some words."""
+        weights = self._arena.weights
+        return words[:, self._state :].view(weights.dtype)[:, : weights.shape[1]]
 
 
 class KeyedRowFormat(RowFormat):
