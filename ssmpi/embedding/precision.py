@@ -73,27 +73,29 @@ def second_key(key: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _random(key: Any, column: int) -> Any:
-    """32 random bits (MurmurHash3's finalizer), or the upper half of their range if the key is 0."""
+    """32 random bits (MurmurHash3's finalizer), or the middle of their range if the key is NEAREST_KEY."""
     bits = uint32((key >> uint64(32)) + uint64(column) * uint64(0x9E3779B9))
     bits = uint32((bits ^ (bits >> uint32(16))) * uint32(0x85EBCA6B))
     bits = uint32((bits ^ (bits >> uint32(13))) * uint32(0xC2B2AE35))
     bits = uint32(bits ^ (bits >> uint32(16)))
-    return bits if key else uint32(0x80000000)
+    return bits if key else uint32(0x7FFFFFFF)  # and 1 more rounds a tie up
 
 
 def _bf16(bits: Any, value: Any, key: Any, column: Any) -> Any:
     """Compiled for uint16: a float32 value with these ``bits``; NaN stays, a value beyond the range is infinite."""
-    rounded = uint64(bits) + (uint64(_random(key, column)) >> uint64(16))
+    tie = (uint64(bits) >> uint64(16)) & uint64(key == NEAREST_KEY)  # to even
+    rounded = uint64(bits) + (uint64(_random(key, column)) >> uint64(16)) + tie
     return np.uint16(rounded >> uint64(16)) if value == value else np.uint16(0x7FC0)
 
 
 def _fp16(bits: Any, value: Any, key: Any, column: Any) -> Any:
     """Compiled for int16: infinity and NaN stay, a value beyond the range becomes the last one, +-65504."""
     random, magnitude = _random(key, column), uint32(bits & uint32(0x7FFFFFFF))
-    half = uint32((uint64(magnitude) + (uint64(random) >> uint64(19)) - uint64(112 << 23)) >> uint64(13))
+    tie = (uint64(bits) >> uint64(13)) & uint64(key == NEAREST_KEY)
+    half = uint32((uint64(magnitude) + (uint64(random) >> uint64(19)) + tie - uint64(112 << 23)) >> uint64(13))
     if magnitude < uint32(LEAST_NORMAL):  # fixed point, in units of 2^-24
-        units = abs(value) * np.float32(16777216.0) + np.float32(random >> uint32(8)) * np.float32(2.0**-24)
-        half = uint32(np.int32(units))
+        units, share = abs(value) * np.float32(16777216.0), np.float32(random >> uint32(8)) * np.float32(2.0**-24)
+        half = uint32(np.int32(units + share if key else np.rint(units)))
     if magnitude >= uint32(LARGEST):
         half = uint32(0x7BFF)
     if magnitude >= uint32(INFINITE):

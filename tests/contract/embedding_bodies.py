@@ -150,7 +150,7 @@ class Ids:
     """As much of a batch as ``prefetched`` needs."""
 
     def __init__(self, ids):
-        self.ids = ids
+        self.ids, self.first_example = ids, 0
 
 
 def pull_bad_id(world, options):

@@ -80,6 +80,7 @@ class Training:
     def step(self, batch: Batch, samples: int) -> None:
         """Train on one batch; ``samples`` have been trained on before."""
         rows = self._lookups.pull(batch.ids)
+        rows.number = samples
         _, by_rows = self._model.forward_backward(batch.dense, rows.values, batch.labels, samples)
         factor = self._config.schedule.factor(samples)
         self._lookups.push(rows, by_rows, factor)

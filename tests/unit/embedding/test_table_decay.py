@@ -152,7 +152,7 @@ def test_a_step_that_needs_no_row_of_a_ps_is_a_step_there_too(mapped):
     arenas = [Arena(options, placement, server, 1) for server in range(2)]
     tables = local_tables(*arenas, mapped=mapped)
     for server in (0, 1, 0):
-        tables.update(SummedRows(np.array([server * SERVER + 3]), 2), np.ones((1, 4), np.float32), 0.5, 0)
+        tables.update(SummedRows(np.array([server * SERVER + 3]), 2, 0), np.ones((1, 4), np.float32), 0.5, 0)
     tables.drain()
     assert [arena.clocks[-1].tolist() for arena in arenas] == [[4.0, 1.5]] * 2
 
