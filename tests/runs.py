@@ -12,6 +12,7 @@ from ranks import PATIENCE, over_threads, ssmpi
 from ssmpi.config import load
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
+from ssmpi.embedding.precision import converted
 from ssmpi.runtime.mpi.rank_memory import MemoryFile, Origin
 from ssmpi.runtime.settings import dump
 from ssmpi.state import run_folder
@@ -68,7 +69,7 @@ class Run:
                     table, first, stride, rows = (
                         int(group["weights"].attrs[a]) for a in ("table", "first", "stride", "cardinality")
                     )
-                    values = group[what][()]
+                    values = converted(group[what][()], np.float32)
                     whole = tables.setdefault(table, np.full((rows, *values.shape[1:]), np.nan, np.float32))
                     whole[first::stride] = values
         return [tables[table] for table in sorted(tables)]

@@ -16,6 +16,7 @@ import numpy as np
 from numba import uint64
 
 from ssmpi.embedding.precision import NEAREST_KEY, narrow, widen
+from ssmpi.runtime.compiled.cache_lines import ask_to_read_row
 from ssmpi.runtime.compiled.hash_table import mix
 from ssmpi.runtime.compiled.jit import njit
 
@@ -51,6 +52,8 @@ def out_of_range(rows: np.ndarray, limit: int) -> int:
 def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     """out[k] = weights[rows[k]]: rows of a table; or one row per id, as the model reads them, of the unique ones."""
     for k in range(rows.shape[0]):
+        if weights.itemsize < out.itemsize:  # rows of a table, which are decoded while others come
+            ask_to_read_row(weights, rows, k)
         r = rows[k]
         for j in range(weights.shape[1]):
             out[k, j] = widen(weights[r, j])
@@ -60,8 +63,9 @@ def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
 def copy(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     """As ``gather``, of the type that the table has."""
     for k in range(rows.shape[0]):
+        r = rows[k]
         for j in range(weights.shape[1]):
-            out[k, j] = weights[rows[k], j]
+            out[k, j] = weights[r, j]
 
 
 @njit(cache=True, nogil=True)

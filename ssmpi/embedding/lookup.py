@@ -114,10 +114,11 @@ class Lookup:
         self.unique, self._summed = aligned((most, width)), buffers.summed
         self._values = self.values = aligned((batch, self._features, width))
         self.unique_count, self.batch, self._count, self.number = 0, batch, batch * self._features, 0
-        self._like = mapped[0].dtype.type()  # a number of the type of all rows
-        self._narrow: list[tuple[np.ndarray, int]] = []  # where rows arrive in 16 bits, and how many numbers they have
         self.mapped = [bool(array.size) for array in mapped[::2]]
         self.all_mapped = all_mapped(placement, mapped)
+        self._like = mapped[0].dtype.type()  # a number of the type of all rows
+        self._replies = np.empty(0 if self._like.itemsize == 4 or self.all_mapped else self.unique.nbytes, np.uint8)
+        self._arriving = list[tuple[wire.PulledLayout, np.ndarray, np.ndarray]]()  # replies, and where they go
         self.requests: list[MPIRequest] = []
         self._words, self._awaited = np.empty(0, np.int64), NOTHING_AWAITED  # of distinct ids
         self._bags = np.empty(0, np.int64), np.empty(0, np.float32)  # where they begin, and the weights of their ids
@@ -141,6 +142,7 @@ class Lookup:
         ``unique_count``; for an id outside its table, -1 minus its position.
         """
         self.fit(len(ids))
+        self._arriving = []
         if isinstance(ids, DistinctIds):
             return self._pull_distinct(ids)
         flat = ids
@@ -164,9 +166,10 @@ class Lookup:
 
     def expand(self) -> None:
         """Fill ``values`` from the rows, which have arrived; once for each pull."""
-        for place, count in self._narrow:
-            precision.widen_behind(place, self._like, count)
-        self._narrow = []
+        for layout, reply, place in self._arriving:
+            rows, more = layout.split(reply)
+            precision.convert(rows.reshape(-1), place[: layout.rows].reshape(-1))
+            place[layout.rows :] = more
         if self._awaited.asked:
             awaited, self._awaited = self._awaited[1:], NOTHING_AWAITED
             self.unique_count = lookup_kernels.expand_distinct(self._args.words, self._words, self._count, *awaited)
@@ -192,22 +195,24 @@ class Lookup:
         """The PULL to a PS, and where its reply goes: its rows, to their places in ``unique``, or as planned."""
         if self._pooling:
             message, place, rows = self._pooling.request(server, self.rows)
-            return message, self._arriving(place, rows)
+            return message, self._reply(place, rows)
         start, stop = self.starts[server : server + 2].tolist()
         keys = self._awaited.asked[server] if self._awaited.asked else wire.NO_KEYS
         known = stop - spare_rows(len(keys), self.unique.shape[1]) if len(keys) else stop
-        place = self._arriving(self.unique[start:stop], known - start + len(keys))
-        return wire.pull(self.rows[start:known], keys=keys), place
+        reply = self._reply(self.unique[start:stop], known - start + len(keys))
+        return wire.pull(self.rows[start:known], keys=keys), reply
 
-    def _arriving(self, place: np.ndarray, rows: int) -> np.ndarray:
+    def _reply(self, place: np.ndarray, rows: int) -> np.ndarray:
         """Where the reply goes that fills a ``place`` float32 (n, width), so many ``rows`` of which come as they are
-        kept: at its end, so that they can be widened in place, and what is behind them need not move.
+        kept.
         """
-        if self._like.itemsize == 4:
+        if not self._replies.size:
             return place
-        self._narrow.append((place.reshape(-1), rows * place.shape[1]))
         layout = wire.PulledLayout(rows, len(place) - rows, place.shape[1], self._like.dtype)
-        return place.reshape(-1).view(np.uint8)[place.nbytes - layout.size :]
+        start = sum(reply.size for _, reply, _ in self._arriving)
+        reply = self._replies[start : start + layout.size]
+        self._arriving.append((layout, reply, place))
+        return reply
 
     def pushed_bags(self, gradients: np.ndarray) -> dict[int, tuple[np.ndarray, wire.PushedBags]]:
         """What goes to each PS that pools, in place of gradients by row (``summed``): its single rows, as places among

@@ -110,17 +110,6 @@ def convert(values: np.ndarray, out: np.ndarray) -> None:
         out[i] = narrow(widen(values[i]), out[i], NEAREST_KEY, i)
 
 
-@njit(cache=True, nogil=True)
-def widen_behind(values: np.ndarray, like: Any, count: int) -> None:
-    """So many numbers of the type of ``like`` end where the first ``count`` of ``values`` float32 end, but for two
-    bytes more if they are odd: write them there as float32. Each is read before its place is written.
-    """
-    halves = values.view(np.array([like]).dtype)
-    first = count - count % 2
-    for i in range(count):
-        values[i] = widen(halves[first + i])
-
-
 def converted(values: np.ndarray, dtype: Any) -> np.ndarray:
     """Values of one of the types in another, rounded to the nearest; the same array if it has that type."""
     if values.dtype == dtype:

@@ -27,6 +27,7 @@ from ssmpi.data.trained_rows import InFlightBatches, TrainedRows
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.shards import LocalShard
+from ssmpi.embedding.table import RowArray
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.log import log
@@ -209,9 +210,9 @@ def rows_in(killed, index):
     """The same, as they lie in the memory of the PS."""
     config = killed.config
     placement = placement_of(config)
-    values = killed.arrays(f"embedding_ps-{index}", "rows")["rows"].view(np.float32)
-    count, dim = placement.rows_of(index), config.embedding.dim
-    weights, state = values[: count * dim].reshape(count, dim), np.squeeze(values[count * dim :].reshape(count, -1))
+    held = killed.arrays(f"embedding_ps-{index}", "rows")["rows"]
+    rows = RowArray(config.rows, held, placement.rows_of(index))
+    weights, state = rows.weights, np.squeeze(rows.state)
     return {
         f"table-{part.table:02}-{part.first}-{part.stride}": (
             weights[part.base : part.base + part.rows],
@@ -221,9 +222,10 @@ def rows_in(killed, index):
     }
 
 
-def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_only(tmp_path, small_data):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_only(tmp_path, small_data, precision):
     """Its memory is removed at rest, between two starts; what the others had there is the same to the last bit."""
-    killed = Killed(tmp_path / "killed", small_data, *TWO_PS)
+    killed = Killed(tmp_path / "killed", small_data, *TWO_PS, f"embedding.precision={precision}")
     checkpoint, done = killed.start_and_save()
     taken, at_kill = examples_of(checkpoint), after(killed.config, done)
     server, trainer = killed.arrays("embedding_ps-0"), killed.arrays("trainer-0", "replica", "dense optimizer")

@@ -82,8 +82,8 @@ ADAM = ("dense.optimizer=adam", "dense.rate=0.001", "embedding.optimizer=adam", 
 
 @pytest.mark.parametrize(
     "optimizers",
-    [(), ADAM, (*ADAM, "embedding.table_decay=0.001")],
-    ids=["adagrad", "adam", "adam of tables that decay"],
+    [(), ADAM, (*ADAM, "embedding.table_decay=0.001", "embedding.precision=bf16")],
+    ids=["adagrad", "adam", "adam of tables that decay, in 16 bits"],
 )
 def test_one_thread_goes_on_as_if_it_had_not_been_killed(tmp_path, small_data, optimizers):
     """Killed between two batches: in the midst of a piece, in the second pass, and at the very first."""

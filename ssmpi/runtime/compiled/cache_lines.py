@@ -53,11 +53,20 @@ def ask_for_bytes(address: int, size: int) -> None:
 
 @njit(cache=True, nogil=True)
 def ask_for_row(values: np.ndarray, rows: np.ndarray, k: int) -> None:
-    """Prefetch the row of ``values`` (rows, width) that is updated ROWS_AHEAD steps after ``rows[k]``: their
-    addresses are random, so the hardware cannot predict them.
+    """Prefetch the row of ``values`` (rows, width) that is updated ROWS_AHEAD steps after ``rows[k]``: their addresses
+    are random, so the hardware cannot predict them. A slice in place of the address would be counted, which is an
+    atomic operation that all loads wait for.
     """
     if k + ROWS_AHEAD < rows.shape[0]:
-        place, last = values[rows[k + ROWS_AHEAD] :].ctypes.data, values.shape[1] - 1
-        size = values.itemsize
-        for j in range(0, last + LINE // size, LINE // size):  # a row may begin within a line
+        size, last = values.itemsize, values.shape[1] - 1
+        place = np.int64(values.ctypes.data) + values.strides[0] * rows[k + ROWS_AHEAD]
+        for j in range(0, last + FLOATS, FLOATS):  # a row may begin within a line
             ask_to_write(np.uint64(place + size * min(j, last)))  # type: ignore[call-arg]  # numba gives the first
+
+
+@njit(cache=True, nogil=True)
+def ask_to_read_row(values: np.ndarray, rows: np.ndarray, k: int) -> None:
+    """As ``ask_for_row``, of a row that is only read."""
+    if k + ROWS_AHEAD < rows.shape[0]:
+        size = values.itemsize * values.shape[1]
+        ask_for_bytes(np.int64(values.ctypes.data) + values.strides[0] * rows[k + ROWS_AHEAD], size)

@@ -338,6 +338,7 @@ def test_checkpoints_of_older_versions_go_by_name(few, tmp_path, alone):
     newest = Store(run.folder).committed()[-1]
     body = json.loads((newest / "manifest.json").read_text())
     assert graph.from_json(body["state"].pop("network")) == load(run.folder / "run.toml").network
+    assert body["state"]["identity"].pop("embedding.precision") == "fp32"
     (newest / "manifest.json").write_text(json.dumps(body))
     assert prepare(run).checkpoints
     assert score.evaluate(run.folder, "test", None) == 0
@@ -345,6 +346,10 @@ def test_checkpoints_of_older_versions_go_by_name(few, tmp_path, alone):
         prepare(run, "model.bottom=[16,8]")
     with pytest.raises(SettingsError, match=r"model.name is dcn_v2, checkpoint .* was made with dlrm"):
         prepare(run, "model.name=dcn_v2")
+    with pytest.raises(
+        SettingsError, match=r"embedding.precision is bf16, checkpoint .* was made with fp32: set it back"
+    ):
+        prepare(run, "embedding.precision=bf16")
 
 
 def test_a_shipped_networks_setting_is_named(few, tmp_path):

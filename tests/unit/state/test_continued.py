@@ -17,6 +17,7 @@ from ssmpi.cli import commands
 from ssmpi.cli.arguments import parser
 from ssmpi.data.schema import read_manifest, write_manifest
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.precision import DTYPES, converted
 from ssmpi.embedding.table import Arena
 from ssmpi.runtime.errors import DataError, SettingsError
 from ssmpi.runtime.settings import dump
@@ -136,6 +137,16 @@ def test_widened_tables_keep_rows_and_new_ones_are_initial(tmp_path, servers):
         np.testing.assert_array_equal(after[count:], fresh.weights[part.base + count : part.base + part.rows])
         assert len(after) == wider[part.table]
         assert (state[count:] >= np.float32(config.embedding.initial_state)).all()
+
+
+@pytest.mark.parametrize(("first", "then"), [("fp32", "bf16"), ("bf16", "fp32"), ("bf16", "fp16")])
+def test_rows_go_on_in_another_precision(tmp_path, both, first, then):
+    """Rounded to the nearest; with rates of 0 no bit changes after that."""
+    still = (f"embedding.precision={then}", "embedding.rate=0", "dense.rate=0")
+    a, b = one_after_the_other(tmp_path, both, SERVERS, f"embedding.precision={first}", then=still)
+    for before, after, state in zip(a.tables(), b.tables(), b.tables("state"), strict=True):
+        np.testing.assert_array_equal(after, converted(converted(before, DTYPES[then]), np.float32))
+        assert state.dtype == np.float32
 
 
 def test_fresh_optimizers_leave_the_state_behind(tmp_path, both):

@@ -105,10 +105,11 @@ ADAM = (
     ("prefetch", "servers", "network"),
     [
         ("true", [2], ()),
+        ("true", [2], ("embedding.precision=bf16",)),
         ("false", [2, 3, 1], (*DEEPFM, *ADAM)),
         *in_soak(("true", [0], ()), ("false", [2, 3, 1], DEEPFM)),
     ],
-    ids=["2 PSs", "DeepFM by Adam on 2, 3, 1 PSs", "no PS", "DeepFM on 2, 3, 1 PSs"],
+    ids=["2 PSs", "2 PSs, rows of 16 bits", "DeepFM by Adam on 2, 3, 1 PSs", "no PS", "DeepFM on 2, 3, 1 PSs"],
 )
 def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, prefetch, servers, network):
     """Also where rows have a vector and a first-order weight and move to another number of embedding PSs."""
