@@ -173,7 +173,7 @@ def ranks(job: Job) -> Iterator[str]:
                 )
         age, memory = max(0.0, newest - sign["at"]), sign["memory"]
         yield (
-            f"{rank.name:16} {sign['host']:10.10} {sign['pid']:>8} {age:>8,.0f} s {memory / 1e6:>8,.0f} "
+            f"{rank.name:16} {rank.host:10.10} {sign['pid']:>8} {age:>8,.0f} s {memory / 1e6:>8,.0f} "
             f"{max(sign['peak'], memory) / 1e6:>8,.0f}  {'; '.join(spends)}"
         )
     if more := [rank.sign["memory"] for rank in job.ranks[SHOWN:] if rank.lines]:

@@ -61,9 +61,14 @@ class RankLog:
         return self.lines[-1]
 
     @property
+    def host(self) -> str:
+        """Where it runs."""
+        return str(self.sign["host"])
+
+    @property
     def where(self) -> str:
         """Its name, host and process."""
-        return f"{self.name} (host {self.sign['host']}, process {self.sign['pid']})" if self.lines else self.name
+        return f"{self.name} (host {self.host}, process {self.sign['pid']})" if self.lines else self.name
 
     @property
     def stacks(self) -> Stacks:
@@ -85,7 +90,7 @@ class RankLog:
         """
         process = Path(f"/proc/{self.sign['pid']}")
         with contextlib.suppress(OSError):
-            if self.sign["host"] == socket.gethostname() and any(map(self.path.samefile, (process / "fd").iterdir())):
+            if self.host == socket.gethostname() and any(map(self.path.samefile, (process / "fd").iterdir())):
                 return (process / "stat").read_text(encoding="ascii", errors="replace").rpartition(") ")[2][:1]
         return ""
 
@@ -111,28 +116,27 @@ def vitals_of(text: str) -> dict[str, Any] | None:
 
 
 def ask(run: Path, names: Sequence[str], notes: list[str]) -> dict[str, Stacks]:
-    """Ask the ranks for a line each and wait until all that run have answered; those that have not, with their stacks
-    where these can be had.
+    """Ask the ranks for a line each and wait until all that run have written one; those that have not, with their
+    stacks where these can be had.
     """
     path, word = run / LOGS / REQUEST, secrets.token_hex(8)
-    waited = {rank.name: rank for rank in (RankLog.read(run, name) for name in names) if rank.lines}
-    hosts = {name: rank.sign["host"] for name, rank in waited.items()}
-    states = {name: rank.state for name, rank in waited.items()}
+    before = {rank.name: rank for rank in (RankLog.read(run, name) for name in names) if rank.lines}
+    states = {name: rank.state for name, rank in before.items()}
     able = {name for name, state in states.items() if state != STOPPED}
     reached, began = {socket.gethostname()}, time.monotonic()  # hosts that can see the request
     try:
         path.write_text(word, encoding="ascii")
-        while able and time.monotonic() - began < (HERE if {hosts[name] for name in able} <= reached else ELSEWHERE):
+        while able and time.monotonic() - began < (HERE if {before[k].host for k in able} <= reached else ELSEWHERE):
             time.sleep(0.25)
-            heard = {
-                name for name in able if any(line.get("request") == word for line in RankLog.read(run, name).lines)
-            }
-            able, reached = able - heard, reached | {hosts[name] for name in heard}
-        path.unlink()
+            heard = {k for k in able if RankLog.read(run, k).lines[-1:] not in ([], before[k].lines[-1:])}
+            able, reached = able - heard, reached | {before[k].host for k in heard}
+        with contextlib.suppress(FileNotFoundError):  # somebody else has asked, too
+            if path.read_text(encoding="ascii") == word:
+                path.unlink()
     except OSError as error:
         notes.append(f"the ranks cannot be asked where their threads are: {path}: {error.strerror}")
         return {}
     return {
-        name: waited[name].stacks_by_signal() if name in able and state else []
+        name: before[name].stacks_by_signal() if name in able and state else []
         for name, state in states.items() if name in able or state == STOPPED
     }  # fmt: skip

@@ -86,9 +86,8 @@ class Vitals:
         """The body of the thread."""
         while not ended.wait(TICK_SECONDS):
             self.look()
-            request = self._asked()
-            if request or time.monotonic() >= self._due:
-                log.debug(MARK + json.dumps(self.line(request)))
+            if self.asked() or time.monotonic() >= self._due:
+                log.debug(MARK + json.dumps(self.line()))
 
     def look(self) -> None:
         """Count where each thread is and what it has used since the last look."""
@@ -110,7 +109,7 @@ class Vitals:
                     spent[name] += value - before.get(name, value)
         self._times = times
 
-    def line(self, request: str = "") -> dict[str, Any]:
+    def line(self) -> dict[str, Any]:
         """What to log: since the last line, and of now."""
         now, alike = time.monotonic(), defaultdict[tuple[str, ...], list[str]](list)
         for name, stack in self._stacks.items():
@@ -124,16 +123,14 @@ class Vitals:
         }  # fmt: skip
         self._spent.clear()
         self._due = now + min(LONGEST_PAUSE, now - self._began)
-        return {**found, "request": request} if request else found
+        return found
 
-    def _asked(self) -> str:
-        """The request in the run folder that this rank has not answered yet; else empty."""
+    def asked(self) -> bool:
+        """Whether there is a request in the run folder since the last call."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            request = self._request.read_text(encoding="ascii")
-            if request != self._answered:
-                self._answered = request
-                return request
-        return ""
+            before, self._answered = self._answered, self._request.read_text(encoding="ascii")
+            return before != self._answered
+        return False
 
 
 def shown(stack: list[tuple[str, str, int]]) -> tuple[str, ...]:

@@ -94,20 +94,16 @@ def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path, worker, 
     assert own.line()["threads"] == {}
 
 
-def test_a_request_is_answered_once(tmp_path, monkeypatch, caplog):
+def test_lines_go_to_the_log_and_each_request_counts_once(tmp_path, monkeypatch, caplog):
+    own, request = Vitals(tmp_path), tmp_path / "logs" / vitals.REQUEST
+    assert not own.asked()
+    request.parent.mkdir()
+    for word in ("one", "two"):
+        request.write_text(word)
+        assert [own.asked(), own.asked()] == [True, False]
     monkeypatch.setattr(vitals, "TICK_SECONDS", 0.001)
     monkeypatch.setattr(vitals.log, "propagate", True)
     caplog.set_level(logging.DEBUG, vitals.log.name)
-    (tmp_path / "logs").mkdir()
-    request = tmp_path / "logs" / vitals.REQUEST
-
-    def answers():
-        lines = [json.loads(text[len(MARK) :]) for text in caplog.messages if text.startswith(MARK)]
-        return [line["request"] for line in lines if "request" in line]
-
     with vitals.recorded(tmp_path):
-        request.write_text("one")
-        until(lambda: answers() == ["one"])
-        request.write_text("two")
-        until(lambda: len(answers()) > 1)
-    assert answers() == ["one", "two"]
+        until(lambda: caplog.messages)
+    assert json.loads(caplog.messages[0].removeprefix(MARK))["stacks"][0][0] == "main"
