@@ -279,3 +279,25 @@ def test_srun_that_does_not_fit_the_mpi_is_refused(slurm, place, program):
     assert all("srun started 3 ranks but MPI sees 1" in line and "use srun --mpi=pmix" in line for line in said)
     assert not (place / "alone").exists()
     assert not (place / "nowhere").exists()
+
+
+STRAYS = {  # what a shell or a container inherits of another job
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "PMI_SIZE": "4",
+    "PMI_RANK": "3",
+}
+
+
+def test_srun_is_believed_rather_than_variables_of_another_job(slurm, place):
+    words = (sys.executable, "-m", "ssmpi", "train", "run.toml", "run.folder=strays", "data.passes=1")
+    done = subprocess.run(
+        slurm.on("h1", "srun", "--mpi=pmix", "--cpu-bind=none", "-N", "3", "-n", "3", *words, folder=place),
+        env={**slurm.environ, "PYTHONPATH": str(JOBS.parent), **STRAYS},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Run(place / "strays").result["status"] == "complete"

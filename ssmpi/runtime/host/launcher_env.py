@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 from ssmpi.runtime.errors import TopologyError
 
@@ -17,21 +18,27 @@ ARRIVAL_SECONDS = 0.5
 
 def rank() -> int | None:
     """This process's rank according to its launcher, before MPI starts; None without a launcher."""
-    found = (os.environ.get(name, "") for name in RANK_VARIABLES)
-    return next((int(text) for text in found if text.isdigit()), None)
+    return _number(RANK_VARIABLES)
 
 
 def ranks() -> int | None:
     """Ranks that the launcher says it started in this step, or None where it does not say."""
-    found = (os.environ.get(name, "") for name in RANKS_VARIABLES)
+    return _number(RANKS_VARIABLES)
+
+
+def _number(names: Sequence[str]) -> int | None:
+    """The first of these variables that is a number; under srun its own comes first, others may be an earlier job's."""
+    found = (os.environ.get(name, "") for name in (reversed(names) if started_by_srun() else names))
     return next((int(text) for text in found if text.isdigit()), None)
 
 
 def started_by_srun() -> bool:
     """Whether srun started this process, and not an mpirun within a SLURM job."""
-    return "SLURM_STEP_ID" in os.environ and not any(
-        name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD")
-    )
+    if "SLURM_STEP_ID" not in os.environ:
+        return False
+    if os.environ.get("PMIX_NAMESPACE", "").startswith("slurm."):  # whoever starts a process sets it
+        return True
+    return not any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD"))
 
 
 def is_single_process() -> bool:

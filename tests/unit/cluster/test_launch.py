@@ -23,7 +23,7 @@ from ssmpi.cluster.site import Launcher, Node, Site
 from ssmpi.cluster.stop_signals import STOP_SIGNALS, StopSignals
 from ssmpi.config import load
 from ssmpi.runtime.errors import LOST, STOPPED, PeerError, SettingsError, UserError
-from ssmpi.runtime.host.mpi_environment import START_LIMIT
+from ssmpi.runtime.host.mpi_environment import START_LIMIT, WITHOUT_SCHEDULER
 from ssmpi.state import resume, run_folder, run_lock
 from ssmpi.state.request import RunRequest
 from ssmpi.state.run_lock import LaunchLock
@@ -87,6 +87,36 @@ def test_mpirun_starts_despite_leftovers_of_one_with_its_number():
         if code != 3:
             break
     assert code == 0
+
+
+STRAYS = {  # what a shell or a container inherits of another job, by whose it was
+    "slurm": {
+        "SLURM_JOB_ID": "17", "SLURM_JOBID": "17", "SLURM_NODELIST": "n[1-2]", "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_NTASKS": "4",
+    },
+    "srun": {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
+    "pbs": {"PBS_JOBID": "17.server", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "/nowhere"},
+    "mpich": {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"},
+    "openmpi": {
+        "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_RANK": "2",
+        "PMIX_NAMESPACE": "prterun-n1-1@1", "PMIX_SERVER_URI41": "prterun-n1-1@0.0;tcp4://127.0.0.1:1",
+    },
+}  # fmt: skip
+AS_TWO = """
+from mpi4py import MPI
+from ssmpi.runtime.host import launcher_env
+launcher_env.check(MPI.COMM_WORLD.size, "MPI")
+assert MPI.COMM_WORLD.size == 2
+"""
+
+
+@pytest.mark.parametrize("whose", STRAYS)
+def test_ranks_start_here_whatever_another_job_has_left(monkeypatch, whose):
+    """mpirun looked for the hosts of SLURM's and PBS's job."""
+    for name in WITHOUT_SCHEDULER:
+        monkeypatch.delenv(name, raising=False)
+    environ = {**os.environ, **STRAYS[whose], **launch.environment(scheduler="")}
+    assert launch.supervise(jobs.rank_line(2, "-c", AS_TWO), environ, StopSignals()) == 0
 
 
 def test_a_measured_job_ends_with_the_benchmark_that_is_told_to_end(tmp_path):
