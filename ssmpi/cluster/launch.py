@@ -32,7 +32,7 @@ from ssmpi.config import Config
 from ssmpi.runtime.errors import LOST, STOPPED, UserError
 from ssmpi.runtime.files.run_files import LAUNCH_LOCK
 from ssmpi.runtime.host import schedulers
-from ssmpi.runtime.host.mpi_environment import PASSED_ON, PYTHON, environment
+from ssmpi.runtime.host.mpi_environment import PASSED_ON, PYTHON, WITHOUT_SCHEDULER, environment
 from ssmpi.runtime.host.schedulers import Scheduler
 from ssmpi.runtime.mpi.failure import say
 from ssmpi.runtime.mpi.signals import TIME_USED
@@ -78,8 +78,14 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool, *, ignore
         check_names(where)
     if not (hosts.of_ranks or ignore_memory):
         requirements.check_memory(config)
-    environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
+    foreign = {*JOB_LEVEL_VARIABLES, *(inherited_settings() if scheduler else ())}
+    environ = {**{k: v for k, v in os.environ.items() if k not in foreign}, **extra}
     return Launch(request, config, where, hosts, environ).run(site_file)
+
+
+def inherited_settings() -> list[str]:
+    """The settings for ranks without a batch system that a job has from the shell that submitted it."""
+    return [name for name, value in WITHOUT_SCHEDULER.items() if os.environ.get(name) == value]
 
 
 def seconds_left(scheduler: Scheduler) -> float | None:
@@ -133,7 +139,8 @@ class Launch:
             say("stopping: the job is not restarted")
         if stops.ended or unheard or (stops.received and code in UNHANDLED):
             code = STOPPED  # the launcher's own code only says how it was terminated
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        if self._seconds is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         code = attempt.conclude(code, cancelled=stops.cancelled, silent=silent)
         if code == STOPPED and (stops.cancelled or not self._requeue):
             say(f"to resume it: {self._request.resume_command(self._run, site_file)}")

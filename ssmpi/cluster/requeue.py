@@ -30,8 +30,8 @@ SRUN_KILLED = 1  # also srun's exit code after a rank was killed for running out
 
 class LaunchAttempt:
     """One launch of a run, in a batch job or by hand. ``requeue`` is the batch system that requeues the job if another
-    launch may help. With ``resumed`` it succeeds if the run turns out to be finished already; with ``begun``
-    an earlier start of the same launch has begun the run.
+    launch may help. With ``resumed`` it succeeds if the run turns out to be finished already; with ``begun`` an earlier
+    start of the same launch has begun the run.
     """
 
     def __init__(self, folder: Path, *, requeue: Scheduler | None, resumed: bool = False, begun: bool = False) -> None:

@@ -327,7 +327,7 @@ def test_a_job_of_another_batch_system_saves_before_its_time_is_over(hosts, plac
 
 
 def batch_environment(hosts, tools):
-    """The environment on the head: the tools come first, and nothing keeps mpirun from asking a batch system."""
+    """The environment on the head, with the settings for one host that a shell may have had; the tools come first."""
     environ = full_environment({"PRTE_MCA_plm_ssh_agent": str(hosts.remote_shell)})
     environ |= {"PYTHONPATH": python_path(*WITHOUT_EXTRAS, PROJECT), "PATH": f"{tools}:{os.environ['PATH']}"}
-    return {name: value for name, value in environ.items() if name not in {**ON_ONE_HOST, **WITHOUT_SCHEDULER}}
+    return {name: value for name, value in environ.items() if name not in ON_ONE_HOST} | WITHOUT_SCHEDULER

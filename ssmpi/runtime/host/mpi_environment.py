@@ -47,6 +47,7 @@ ON_ONE_HOST = {  # on several the first host would be filled
 WITHOUT_SCHEDULER = {  # variables of a job, which shells and containers inherit, would send ranks to its hosts
     "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine",
     "PRTE_MCA_plm": "^slurm,tm,lsf",
+    "HYDRA_RMK": "user",  # MPICH's
 }
 IN_SLURM = {"SLURM_OVERLAP": "1"}  # srun's --overlap, mpirun's srun too: a step that lost a host lets go of others late
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
