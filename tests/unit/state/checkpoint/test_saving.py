@@ -18,6 +18,7 @@ from ssmpi.embedding.shards import Tables
 from ssmpi.model.replica import ThreadModel
 from ssmpi.runtime.errors import DataError, PeerError
 from ssmpi.runtime.files.log import log
+from ssmpi.runtime.mpi import signals
 from ssmpi.runtime.mpi.rank_memory import ProcessMemory
 from ssmpi.runtime.run_options import CheckpointOptions
 from ssmpi.state import resume
@@ -96,6 +97,15 @@ def test_training_goes_on_while(what, tmp_path, small_data, monkeypatch, inject,
     assert held.gone_on[0] >= MORE
     assert run.result["status"] == "stopped"
     assert len(Store(run.folder).committed()) == 1
+
+
+def test_a_limited_time_allows_for_what_the_saves_of_the_run_take(tmp_path, small_data, monkeypatch):
+    taken = []
+    monkeypatch.setattr(signals, "expect_save", taken.append)
+    run = train_over_threads(tmp_path, small_data, *SETTINGS, *TWO)
+    written = [line["write_seconds"] for line in checkpoints(run.folder)]
+    assert written
+    assert taken == pytest.approx(written, abs=0.5)
 
 
 def test_without_the_background_it_stands_still(tmp_path, small_data, monkeypatch, inject, held):
