@@ -26,7 +26,7 @@ run ruff format --check .
 run ruff check .
 run mypy
 run lint-imports
-run shellcheck -x jobs/*.sh jobs/*.sbatch jobs/*.pbs jobs/*.lsf jobs/*.flux jobs/studies/*.sh .ci/run
+run shellcheck -x jobs/*.sh jobs/*.sbatch jobs/*.pbs jobs/*.lsf jobs/*.flux jobs/*/*.sh .ci/run
 for process in "${compiling[@]}"; do wait "$process"; done
 wait
 # Four files at a time on two cores, because much of the time tests wait; the longest begin first (tests/conftest.py).

@@ -36,9 +36,10 @@ OPEN_MPI = {  # name: value, and the cost of not setting it; Open MPI 4 knows 'v
 ONE_VALUE = ("OMP_NUM_THREADS", "OMPI_MCA_mpi_yield_when_idle")  # another value costs as much as none
 # MPICH 4 moves one cell a test between ranks of a host, by default 16 KB: with sleeps in between, 4 MB took 180 ms
 MPICH = dict.fromkeys(("MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_CELL_SIZE", "MPIR_CVAR_CH4_PACK_BUFFER_SIZE"), "262144")
-OPEN_MPI_LAUNCHER = {  # mpirun reads these, and does not pass them to the ranks; that of Open MPI 4 the second
-    "PRTE_MCA_hwloc_default_binding_policy": "none",  # else all threads of a rank share one core
+NOT_BOUND = {  # for mpirun of Open MPI 5, of 4, of Intel MPI: else all threads of a rank share one core
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "I_MPI_PIN": "off",
 }
 ON_ONE_HOST = {  # on several the first host would be filled
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -104,7 +105,7 @@ def recommended(launcher: LauncherSettings | None, *, one_host: bool, scheduler:
     """All variables for ranks that ``launcher`` starts; ``one_host`` if all run on this host. ``scheduler`` is the
     section of the batch system whose job it is, empty if it is none's, None if that is not known.
     """
-    wanted = {name: value for name, (value, _) in {**THREADS, **OPEN_MPI}.items()} | OPEN_MPI_LAUNCHER
+    wanted = {name: value for name, (value, _) in {**THREADS, **OPEN_MPI}.items()} | NOT_BOUND
     if not MPICH.keys() & os.environ:  # a cell must fit into the buffer: the user's one of the two decides both
         wanted |= MPICH
     if os.geteuid() == 0:
