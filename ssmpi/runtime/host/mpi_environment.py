@@ -50,6 +50,7 @@ WITHOUT_SCHEDULER = {  # variables of a job, which shells and containers inherit
     "PRTE_MCA_plm": "^slurm,tm,lsf",
     "HYDRA_RMK": "user",  # MPICH's
 }
+ON_SEVERAL_HOSTS = {"I_MPI_PERHOST": "1"}  # else a host that -hosts names gets as many ranks as it has cores
 IN_SLURM = {"SLURM_OVERLAP": "1"}  # srun's --overlap, mpirun's srun too: a step that lost a host lets go of others late
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 INTERFACE = {
@@ -112,6 +113,8 @@ def recommended(launcher: LauncherSettings | None, *, one_host: bool, scheduler:
         wanted |= AS_ROOT
     if one_host:
         wanted |= ON_ONE_HOST
+    elif launcher and launcher.mpi == "mpich":
+        wanted |= ON_SEVERAL_HOSTS
     if scheduler == "slurm":
         wanted |= IN_SLURM
     if scheduler == "":

@@ -48,6 +48,12 @@ def test_what_the_user_set_wins(bare):
     assert env.environment()["OMP_NUM_THREADS"] == "1"
 
 
+def test_intel_mpi_places_ranks_by_the_list_of_hosts(bare):
+    """It filled the cores of the first host, whatever the list said."""
+    assert env.environment(Launcher(mpi="mpich"), one_host=False).items() >= env.ON_SEVERAL_HOSTS.items()
+    assert not env.environment(Launcher(mpi="mpich")).keys() & env.ON_SEVERAL_HOSTS.keys()
+
+
 def test_cells_of_mpich_fit_into_its_buffers(bare):
     """MPICH aborts where a cell is larger than a buffer."""
     for name in env.MPICH:
