@@ -15,7 +15,7 @@ from ssmpi.runtime.settings import COUNT
 MACHINES, BOUND, RATE_OF_ALL = ("deepfm",), 0.03, 2.0  # initial values of rows; the rate, times the fields
 ADAMS, ADAM_RATE = ("adam", "adamw", "partial_rowwise_adam"), 0.001
 WARMUP_STEPS = 100  # of each thread
-EXAMPLES, MOST_PASSES = 240_000, 3  # of a run that has few rows
+EXAMPLES, MOST_PASSES = 400_000, 5  # of a run that has few rows
 DECIDED = {"data.passes", "evaluate.split", "evaluate.keep", "evaluate.patience", "evaluate.progressive"}
 CHOSEN = (
     "embedding.initial_bound", "embedding.rate", "dense.rate", "schedule.warmup_examples", "data.passes",
