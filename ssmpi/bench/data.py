@@ -16,7 +16,10 @@ ROWS, SHORT_ROWS = 1_500_000, 12_000
 SCALE = 0.05  # distinct tokens, as a share of Criteo Kaggle's 33.8 million
 
 # The defaults without a run file: the model of jobs/configs/kaggle.toml, and plain SGD as the PyTorch contender.
-KAGGLE = ("embedding.optimizer=sgd", "embedding.rate=0.1", "dense.optimizer=sgd", "dense.rate=0.1")
+KAGGLE = (
+    "embedding.optimizer=sgd", "embedding.rate=0.1", "dense.optimizer=sgd", "dense.rate=0.1",
+    "model.center_inputs=false", "data.passes=1",
+)  # fmt: skip
 
 
 def base_run_file(given: Path | None, overrides: Sequence[str], folder: Path, short: bool) -> Path:

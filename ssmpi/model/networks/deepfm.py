@@ -19,8 +19,8 @@
                                  ids (batch, 26)
 
 A dense feature is a field as the paper has it: its value times a weight and a vector, which are dense parameters.
-Without dense features the fields are the ids alone. A factorization machine multiplies rows with
-each other, so row-wise Adagrad needs smaller steps than DLRM's: ``embedding.rate = 0.05`` where that takes 0.15.
+Without dense features the fields are the ids alone. A factorization machine adds up the products of all pairs of
+fields, so rows begin small, and the more fields there are the smaller their steps: ``ssmpi.choices``.
 """
 
 from __future__ import annotations
