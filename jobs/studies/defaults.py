@@ -135,7 +135,7 @@ def lines() -> list[str]:
 
 
 def table() -> None:
-    """Test AUC by data set, as mean and standard deviation over the seeds that are there."""
+    """Test AUC by data set, of the seeds that are there."""
     records = [json.loads(line) for line in lines()]
     print("| data | logistic regression | trees | DLRM | DCN v2 | DeepFM |\n|---|---:|---:|---:|---:|---:|")
     for data in DATA:
@@ -143,9 +143,15 @@ def table() -> None:
             name: [r for r in records if (r["data"], r["network"]) == (data, name)] for name in ("baseline", *NETWORKS)
         }
         base = [f"{of['baseline'][0][name]['auc']:.4f}" for name in ("logistic_regression", "boosted_trees")]
-        scores = ([r["test"]["auc"] for r in of[name]] for name in NETWORKS)
-        cells = (f"{statistics.mean(s):.4f} ± {statistics.stdev(s):.4f}" if len(s) > 1 else "-" for s in scores)
+        cells = [shown([r["test"]["auc"] for r in of[name]]) for name in NETWORKS]
         print(f"| {data} | {' | '.join((*base, *cells))} |")
+
+
+def shown(scores: list[float]) -> str:
+    """Mean and standard deviation, with the number of seeds if some are missing."""
+    spread = f" ± {statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
+    seeds = f" ({len(scores)})" if len(scores) < len(SEEDS) else ""
+    return f"{statistics.mean(scores):.4f}{spread}{seeds}" if scores else "-"
 
 
 def main() -> None:
