@@ -81,7 +81,10 @@ class LockstepOptions:
     interleaving: int = option(0, "shuffle the order of steps; 0: no shuffling", "SEED")
     vary: tuple[str, ...] = option(("dense", "embedding", "order"), "seeds to vary: these, or interleaving", "SEEDS")
     case: list[str] = option(
-        (), "compare with these settings too, by pairs of seeds; also 'gap=N', 'feedback=off' (repeatable)", "SETTINGS"
+        (),
+        "compare with these settings too, by pairs of seeds; also 'gap=N', 'feedback=off', and of rows in 16 bits"
+        " 'rounding=nearest' (repeatable)",
+        "SETTINGS",
     )
     runs: int = option(1, "runs, each with the next seed")
     output: Path | None = option(None, "JSON file with all results", "FILE", "--out")

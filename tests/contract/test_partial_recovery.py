@@ -261,10 +261,13 @@ def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_only(tmp_path, small_dat
     assert set(partial) == {name for name, (kinds, _) in FIELDS.items() if RECOVERY in kinds}
 
 
-@pytest.mark.parametrize("priority", ["none", "mfu", "ssu", "scar"])
-def test_a_plan_counts_all_that_an_embedding_ps_keeps_in_memory(tmp_path, small_data, priority):
+@pytest.mark.parametrize(
+    ("priority", "precision"), [*((p, "fp32") for p in ("none", "mfu", "ssu", "scar")), ("scar", "bf16")]
+)
+def test_a_plan_counts_all_that_an_embedding_ps_keeps_in_memory(tmp_path, small_data, priority, precision):
     """Its memory file has the rows, what its tracker needs, and less than a page for each array besides."""
-    killed = Killed(tmp_path, small_data, *TWO_PS, f"checkpoint.priority={priority}")
+    how = f"checkpoint.priority={priority}", f"embedding.precision={precision}"
+    killed = Killed(tmp_path, small_data, *TWO_PS, *how)
     killed.start(Kill(Progress, "record", 3))
     placement = placement_of(killed.config)
     largest = max(range(2), key=placement.rows_of)
@@ -274,7 +277,7 @@ def test_a_plan_counts_all_that_an_embedding_ps_keeps_in_memory(tmp_path, small_
     for memory in (kept_memory, memory_of_ranks):
         more, none = (memory(config, placement)[Role.EMBEDDING_PS] for config in (killed.config, plain))
         rows, width = placement.rows_of(largest), killed.config.rows.layout.width
-        tracker = {"none": 0, "mfu": 4 * rows, "scar": 4 * width * rows}
+        tracker = {"none": 0, "mfu": 4 * rows, "scar": {"fp32": 4, "bf16": 2}[precision] * width * rows}
         assert more - none == tracker.get(priority, pytest.approx(32 + 4 * rows / 8 + rows / 8, rel=0.02))
 
 

@@ -250,9 +250,12 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
     """The reference varies with its seed by more than the case differs from it."""
     given = write_run_file(tmp_path, small_data)
     cases = paired.cases_of(
-        ["sync.alpha=0.25 feedback=off gap=7"], lambda words: write_run_file(tmp_path, small_data, *words), Lockstep()
+        ["sync.alpha=0.25 feedback=off gap=7 rounding=nearest"],
+        lambda words: write_run_file(tmp_path, small_data, *words),
+        Lockstep(),
     )
-    assert [(case.lockstep.feedback, case.lockstep.gap) for case in cases] == [(True, 1.0), (False, 7.0)]
+    given_lockstep = [(case.lockstep.feedback, case.lockstep.gap, case.lockstep.nearest) for case in cases]
+    assert given_lockstep == [(True, 1.0, False), (False, 7.0, True)]
     assert (cases[0].config, cases[1].config.sync.alpha) == (given, 0.25)
 
     def one(config, lockstep, splits):

@@ -25,7 +25,7 @@ from ssmpi.runtime.files import atomic_file
 if TYPE_CHECKING:
     from ssmpi.config import Config
 
-NO_FEEDBACK, GAP = "feedback=off", "gap="  # words of a case that are not settings
+NO_FEEDBACK, TO_NEAREST, GAP = "feedback=off", "rounding=nearest", "gap="  # words of a case that are not settings
 AS_GIVEN = "as given"
 PLACES = "data.folder", "run.folder"
 
@@ -40,8 +40,8 @@ class Case:
 
 
 def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep: Lockstep) -> list[Case]:
-    """The given run, then one case for each of ``texts``: settings, ``gap=NUMBER`` and ``feedback=off``. SettingsError
-    if two are the same.
+    """The given run, then one case for each of ``texts``: settings, ``gap=NUMBER``, ``feedback=off`` and
+    ``rounding=nearest`` (of rows in 16 bits). SettingsError if two are the same.
     """
     found = []
     for text in ("", *texts):
@@ -51,8 +51,9 @@ def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep
             gap = float(gaps[-1]) if gaps else lockstep.gap
         except ValueError:
             raise SettingsError(f"--case: gap is a number, got '{gaps[-1]}'") from None
-        own = dataclasses.replace(lockstep, gap=gap, feedback=lockstep.feedback and NO_FEEDBACK not in words)
-        settings = [word for word in words if word != NO_FEEDBACK and not word.startswith(GAP)]
+        feedback = lockstep.feedback and NO_FEEDBACK not in words
+        own = dataclasses.replace(lockstep, gap=gap, feedback=feedback, nearest=TO_NEAREST in words)
+        settings = [word for word in words if word not in (NO_FEEDBACK, TO_NEAREST) and not word.startswith(GAP)]
         config = load(settings).with_code()
         check_algorithm(config.sync)
         found.append(Case(text or AS_GIVEN, config, own))

@@ -36,6 +36,7 @@ from ssmpi.data.trained_rows import Deal
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.precision import NEAREST
 from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.model.replica import ThreadModel, dense_optimizer
@@ -63,7 +64,8 @@ class Lockstep:
     two rounds, ``staleness`` the number between snapshot and merge. ``dense`` and ``embedding`` are the seeds of
     initial values, ``order`` is the seed of the row order; ``interleaving`` is the seed of the order of trainers within
     ticks, 0 for a fixed order. The run ends after ``steps`` ticks, or with 0 at the end of the data. Without
-    ``feedback`` entries that a codec does not send are discarded.
+    ``feedback`` entries that a codec does not send are discarded. With ``nearest`` rows of 16 bits are rounded to the
+    nearest value, as a control.
     """
 
     gap: float = 1.0
@@ -74,6 +76,7 @@ class Lockstep:
     interleaving: int = 0
     steps: int = field(default=0, kw_only=True)
     feedback: bool = field(default=True, kw_only=True)
+    nearest: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         within("steps", self.steps, 0, EXAMPLES)
@@ -81,6 +84,15 @@ class Lockstep:
         within("staleness", self.staleness, 0, EXAMPLES)
         for name in SEEDS:
             within(f"seed of {name}", getattr(self, name), 0, LARGEST_SEED)
+
+
+class ToNearest(Lookups):
+    """Lookups whose pushes round rows of 16 bits to the nearest value."""
+
+    def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
+        """As the base class."""
+        lookup.number = NEAREST
+        super().push(lookup, gradients, factor)
 
 
 class LockstepTrainer:
@@ -203,7 +215,7 @@ class LockstepRun:
 
     def lookups(self, thread: int) -> Lookups:
         """Pull and push for one thread."""
-        return Lookups(self.tables, thread)
+        return (ToNearest if self._lockstep.nearest else Lookups)(self.tables, thread)
 
     def score(self, split: str, vector: np.ndarray | None = None) -> dict[str, float]:
         """Metrics on one split, of the common model or of dense weights ``vector``; TrainingError if a score is not

@@ -91,6 +91,17 @@ def test_rows_are_as_wide_as_the_network_reads_them(tmp_path, small_data, overri
     assert f"{128 * 26 * (4 + 4 * width) / 1e3:.3g} kB pulled" in plan.traffic(config, place([10] * 26, 1))
 
 
+def test_rows_of_16_bits(tmp_path, small_data):
+    """Half of the weights' bytes, in memory and where they are pulled; tables that decay send what they compute."""
+    half = "embedding.precision=bf16"
+    config, placement = read(tmp_path, small_data, half), place([10] * 26, 1)
+    assert " rows x 16 in bf16 (36 bytes a row, 68 in fp32), " in plan.describe(config)
+    assert plan.row_bytes(config, placement) == (16 + 128 * 26 * (4 + 32), 28 + 128 * 26 * (4 + 64))
+    decaying = read(tmp_path, small_data, half, "embedding.table_decay=0.1")
+    assert plan.row_bytes(decaying, placement)[0] == 16 + 128 * 26 * (4 + 64)
+    assert " (52 bytes a row, 84 in fp32), " in plan.describe(decaying)
+
+
 def test_tables_without_servers_are_the_trainers(tmp_path, small_data):
     text = plan.describe(read(tmp_path, small_data, "topology.embedding_ps=0", "sync.algorithm=none"))
     assert re.search(r"trainer 0: .* 26.00 lookups an example", text)
