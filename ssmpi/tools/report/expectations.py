@@ -53,7 +53,8 @@ def course(run: Path, file: Path) -> tuple[str, bool]:
     rows = [(f"pass {number}", value, scored.get(int(number))) for number, value in expectations.passes.items()]
     if expectations.final is not None:
         split, kept = record.final
-        rows.append((split or "final", expectations.final, kept or None))
+        ended = record.status == COMPLETE  # else there are scores, but not those of the end
+        rows.append((split or "final", expectations.final, kept if ended and kept else None))
     if all(metrics is None for _, _, metrics in rows):
         raise DataError(f"{run}: no evaluation of '{expectations.split}' yet after a pass that {file} names")
     lines = [

@@ -65,9 +65,11 @@ def test_a_run_that_is_going_on_is_compared_up_to_now(tmp_path):
     run, file = run_folder(tmp_path, 0.1, 0.7, result=False), write(tmp_path, PASSES)
     with pytest.raises(DataError, match="neither its result nor its data says how many examples a pass has"):
         course(run, file)
-    stopped = {"status": "stopped", "examples": 1_000, "expected_examples": 4_000, "evaluations": {}}
+    scores = {"test": {"last": {"auc": 0.6}, "best": {"auc": 0.6}}}  # of the best model up to now
+    stopped = {"status": "stopped", "examples": 1_000, "expected_examples": 4_000, "evaluations": scores}
     (run / "result.json").write_text(json.dumps(stopped))
-    said, on_course = course(run, file)
+    said, on_course = course(run, write(tmp_path, f"final = 0.85\n{PASSES}"))
+    assert said.splitlines()[-1] == "test           0.85000         -           -  not yet"
     assert said.splitlines()[2] == "pass 1         0.70000   0.70000    +0.00000  on course"
     assert said.splitlines()[3] == "pass 2         0.80000         -           -  not yet"
     assert on_course
