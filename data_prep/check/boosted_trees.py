@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,11 +65,13 @@ class BoostedTrees:
             X_val=self._encoded(held.matrix),
             y_val=held.label,
         )
-        self.settings = {"trees": int(self._model.n_iter_), "rows_fitted": len(sample.label)}
+        self._trees = max(1, int(np.argmax(self._model.validation_score_)))  # the first score is that without trees
+        self.settings = {"trees": self._trees, "rows_fitted": len(sample.label)}
 
     def scores(self, matrix: Any) -> np.ndarray:
         """Probabilities float64 (rows,)."""
-        found: np.ndarray = self._model.predict_proba(self._encoded(matrix))[:, 1]
+        stages = self._model.staged_predict_proba(self._encoded(matrix))  # the model also has the trees after the best
+        found: np.ndarray = next(islice(stages, self._trees - 1, None))[:, 1]
         return found
 
     def _encoded(self, matrix: Any, own: np.ndarray | None = None) -> np.ndarray:

@@ -299,6 +299,17 @@ def test_trees_learn_nothing_from_ids_that_say_nothing(tmp_path):
     assert found["boosted_trees"]["ne"] == pytest.approx(1, abs=0.02)
 
 
+def test_trees_after_the_best_one_are_left_out(prepared):
+    data = module.DesignMatrix(prepared[0], read_manifest(prepared[0]))
+    train, held = data.head("train", 10**6), data.head("validation", 10**6)
+    trees = boosted_trees.BoostedTrees(data.first, [], [train], train, held)
+    losses = -trees._model.validation_score_[1:]
+    assert trees.settings["trees"] == np.argmin(losses) + 1 < len(losses)
+    loss = module._log_loss(held.label, trees.scores(held.matrix))
+    assert loss == pytest.approx(losses.min(), abs=1e-9)
+    assert loss < losses[-1] - 1e-6
+
+
 def test_ids_are_encoded_as_scikit_learn_encodes_them(prepared):
     from sklearn.preprocessing import TargetEncoder
 
