@@ -206,7 +206,13 @@ def _add_common(parser: argparse.ArgumentParser, output: bool) -> None:
     )
     add("--min-count", type=int, default=1, metavar="N", help="rarer tokens share id 1 (default 1)")
     add("--split-name", metavar="NAME", help="with --split none: train (default), validation or test (if unlabelled)")
-    add("--seed", type=int, default=0, metavar="N", help="seed for shuffling the training rows (default 0)")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the order of training rows and of random splits (default 0)",
+    )
     add("--no-shuffle", action="store_true", help="keep the training rows in order")
     add("--shard-rows", type=int, default=1 << 20, metavar="N", help="rows per shard (default 1048576)")
     add(
