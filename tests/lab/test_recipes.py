@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,12 @@ from datasets import FEW, FEW_CARDINALITIES, make_dataset
 from laboratory import CHECKOUT
 
 from jobs.lab.lockstep.run import Lockstep, LockstepRun
-from jobs.lab.recipes import runs, table
+from jobs.lab.options import RecipesOptions
+from jobs.lab.recipes import recipes, runs, table
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 from ssmpi.model.parameters import by_name
-from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.errors import DataError, UserError
 
 PACKAGES = Path(os.environ.get("FUXICTR", CHECKOUT / "data/recipes/packages"))
 STEPS = 30  # later, rounding has grown
@@ -65,6 +67,30 @@ def test_records_are_found_again_and_a_damaged_one_is_named(tmp_path):
     path.write_text(path.read_text() + json.dumps(RUNS[1])[:20])
     with pytest.raises(DataError, match=r"recipes\.jsonl, line 2: not the record of a run"):
         runs.Records(path)
+
+
+def test_a_record_after_one_without_its_line_end_has_its_own_line(tmp_path):
+    path = tmp_path / "recipes.jsonl"
+    path.write_text(json.dumps(RUNS[0]))
+    known = runs.Records(path)
+    for run in RUNS[1:3]:
+        known.add(run)
+    assert runs.Records(path).lines == RUNS[:3]
+
+
+def test_a_setting_of_one_side_alone_is_refused(tmp_path):
+    options = RecipesOptions(folder=tmp_path)
+    with pytest.raises(UserError, match=r"embedding\.rate=0\.01: FuxiCTR's side does not take this; .*--sides ssmpi"):
+        recipes.measure(options, ["model.dropout=0", "embedding.rate=0.01"])
+
+
+def test_an_interrupted_installation_of_fuxictr_is_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    init = tmp_path / "fuxictr/preprocess/__init__.py"
+    init.parent.mkdir(parents=True)
+    init.write_text("import ray\n")
+    runs.install(tmp_path)
+    assert not init.read_text()
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ def measure(options: RecipesOptions, overrides: Sequence[str]) -> None:
     """Prepare the data, make the runs that have no record, and print the tables."""
     records, began = runs.Records(options.records or options.folder / "recipes.jsonl"), time.monotonic()
     if options.minutes > 0:
+        if set(options.sides) != {runs.OURS}:
+            runs.check(overrides)
         for name in options.data:
             runs.prepare(name, options.folder)
         cells = ((name, seed, side) for name in options.data for seed in options.seeds for side in options.sides)

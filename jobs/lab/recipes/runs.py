@@ -29,6 +29,18 @@ DATA = {  # what 'ssmpi-prepare synthesize' makes, least count of an id, and set
     "rare": (("--rows", "300000", "--seed", "1", "--scale", "0.3", "--skew", "0.8"), 1, ("data.batch_size=1024",)),
 }
 APART = "run.folder", "data.folder", "run.seed"  # settings that make no other recipe
+TAKEN = (
+    "data.batch_size", "data.passes", "model.top", "model.dropout", "model.dcn_v2.layers", "embedding.dim",
+    "embedding.table_decay", "evaluate.patience", "evaluate.batch_size",
+)  # fmt: skip
+
+
+def check(overrides: Sequence[str]) -> None:
+    """UserError for a setting that FuxiCTR's side does not take: the sides would have different recipes."""
+    for word in overrides:
+        if word.partition("=")[0] not in TAKEN:
+            only = f"or run ssmpi alone by --sides {OURS}"
+            raise UserError(f"{word}: FuxiCTR's side does not take this; override one of {', '.join(TAKEN)}, {only}")
 
 
 def prepare(name: str, folder: Path) -> None:
@@ -56,7 +68,7 @@ def install(folder: Path) -> None:
         pip = "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder
         _call(*pip, "polars", "pyyaml")
         _call(*pip, "--no-deps", FUXICTR)
-        (package / "preprocess/__init__.py").write_text("")
+    (package / "preprocess/__init__.py").write_text("")  # also after a kill between the two
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
@@ -115,6 +127,7 @@ class Records:
     def __init__(self, path: Path) -> None:
         self._path, self.lines = path, list[dict[str, Any]]()
         text = path.read_text() if path.exists() else ""
+        self._end = "\n" * bool(text and not text.endswith("\n"))  # of a last line that was cut there
         for number, line in enumerate(text.splitlines(keepends=True), 1):
             try:
                 self.lines.append(json.loads(line))
@@ -130,7 +143,8 @@ class Records:
         self.lines.append(record)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(f"{self._end}{json.dumps(record)}\n")
+        self._end = ""
 
 
 def run_all(
