@@ -99,9 +99,9 @@ def scar(config: Config, world: World, arena: Arena, scope: Scope, start: Start)
     if needed > free and not copy.kept:
         raise DataError(
             f'checkpoint.priority = "scar" copies the weights: {needed / 1e9:.1f} GB for {sharers} embedding PSs of'
-            f" this host (this one's {len(arena.weights):,} rows x {arena.options.weight_bytes} bytes), and"
-            f" {free / 1e9:.1f} GB are to be had ({MOST:.0%} of what is free): set it to 'mfu' or 'ssu', or use more"
-            " hosts"
+            f" this host (this one's {len(arena.weights):,} rows x {arena.weights.shape[1]} floats x"
+            f" {arena.weights.itemsize} bytes), and {free / 1e9:.1f} GB are to be had ({MOST:.0%} of what is free): set"
+            " it to 'mfu' or 'ssu', or use more hosts"
         )
     saved = copy.allocate(arena.weights.nbytes).view(arena.weights.dtype).reshape(arena.weights.shape)
     if not copy.kept:

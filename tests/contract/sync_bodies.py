@@ -54,7 +54,7 @@ class ThreadModel:
     gradients: np.ndarray
     examples: int = 1
     starts = np.zeros(2, np.int64)
-    all_mapped = False
+    all_mapped, number = False, 0
     rows = np.empty(0, np.int32)
 
     @property
