@@ -135,7 +135,7 @@ class RowBuilder:
             first = (((origin.source << PIECE_BITS) + origin.piece) << ROW_BITS) + origin.rows
             origin.rows += rows
             drawn = np.empty(rows, dtype=np.int32)
-            draw_shards(self._seed ^ SALT, first, DRAWS, drawn)
+            draw_shards(self._seed ^ SALT, (first + (1 << 63)) % (1 << 64) - (1 << 63), DRAWS, drawn)  # as int64
             return np.searchsorted(np.cumsum(rule.shares)[:-1] * DRAWS, drawn, side="right").astype(np.uint8)
         if rule.by == "time":
             assert times is not None

@@ -216,6 +216,23 @@ def test_a_value_for_missing_ones_is_transformed_as_others_are(tmp_path):
     np.testing.assert_allclose(load(tmp_path / "out")["train"][1][missing, 1], wanted, rtol=1e-5)
 
 
+def test_rows_of_very_many_files_are_split_at_random(tmp_path):
+    """Whose numbers, of file, piece and row, have 64 bits."""
+    import pyarrow as pa
+
+    from data_prep.table.row_builder import RowBuilder, RowOrigin
+
+    (tmp_path / "s.toml").write_text('[categorical]\nx = "integer"\n[split]\nby = "random"\n')
+    builder = RowBuilder(read_schema(tmp_path / "s.toml"), 0, False)
+    splits = [
+        builder.build({"x": pa.array(np.zeros(2_000, np.int64))}, 2_000, RowOrigin(source, 0))[0].split
+        for source in (0, 1 << 15, 1 << 16)
+    ]
+    for split in splits:
+        np.testing.assert_allclose(np.bincount(split) / len(split), (0.8, 0.1, 0.1), atol=0.03)
+    assert not np.array_equal(*splits[:2])
+
+
 def test_a_random_split_follows_the_seed_alone(tmp_path):
     file, schema = write_csv(tmp_path / "a.csv"), COLUMNS + '[split]\nby = "random"\nshares = [0.72, 0.18, 0.1]\n'
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
