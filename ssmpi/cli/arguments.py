@@ -169,7 +169,7 @@ def add_records(among: Commands) -> None:
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--baseline", type=Path, help="JSON file from 'ssmpi-prepare baseline'")
     sub.add_argument("--teacher", type=Path, help="teacher.json from 'ssmpi-prepare synthesize'")
-    text = "TOML file of the metric expected after each pass (jobs/configs/*.expect.toml); exit code 1 if one is below"
+    text = "TOML file of the metric expected after each pass (jobs/configs/*.expect.toml); exit code 1 if one is worse"
     sub.add_argument("--expect", type=Path, metavar="FILE", help=text)
     text = "write an HTML page that compares runs: settings, curves, speed, time, final table"
     sub = add(among, "report", commands.report, text)

@@ -253,7 +253,7 @@ def apply(arguments: argparse.Namespace) -> int:
 
 
 def summary(arguments: argparse.Namespace) -> int:
-    """``ssmpi summary``; 1 if a metric is below what was expected."""
+    """``ssmpi summary``; 1 if a metric is worse than expected."""
     from ssmpi.tools.report import course, table
 
     print(table(arguments.run, arguments.baseline, arguments.teacher))

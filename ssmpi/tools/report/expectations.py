@@ -16,7 +16,7 @@ from ssmpi.runtime.settings import require, within
 from ssmpi.tools.report.record import Record, read
 from ssmpi.tools.report.summary import expected_examples
 
-BELOW = "below"
+WORSE = "worse"
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Expectations:
         """What a value means."""
         if improves(self.metric, value, expected, self.tolerance):
             return "better"
-        return "on course" if abs(value - expected) <= self.tolerance else BELOW
+        return "on course" if abs(value - expected) <= self.tolerance else WORSE
 
 
 def course(run: Path, file: Path) -> tuple[str, bool]:
-    """A table of what a file expects of a run and what the run has scored so far, and whether nothing is below;
+    """A table of what a file expects of a run and what the run has scored so far, and whether nothing is worse;
     DataError if there is nothing to compare yet.
     """
     expectations, record = settings.load(Expectations, file, kind="file of expectations"), read(run)
@@ -71,7 +71,7 @@ def course(run: Path, file: Path) -> tuple[str, bool]:
         value = math.nan if number is None else float(number)
         verdicts.add(verdict := expectations.verdict(expected, value))
         lines.append(f"{name:12}{expected:>10.5f}{value:>10.5f}{value - expected:>+12.5f}  {verdict}")
-    return "\n".join(lines), BELOW not in verdicts
+    return "\n".join(lines), WORSE not in verdicts
 
 
 def after_passes(record: Record, split: str) -> Mapping[int, dict[str, Any]]:

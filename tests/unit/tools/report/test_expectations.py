@@ -45,10 +45,10 @@ PASSES = "tolerance = 0.01\n[passes]\n1 = 0.7\n2 = 0.8\n3 = 0.9\n"
     ("auc", "text", "verdicts", "well"),
     [
         ((0.1, 0.709, 0.1, 0.791), PASSES, ["on course", "on course", "not reached"], True),
-        ((0.1, 0.72, 0.1, 0.78, 0.1, 0.9), PASSES, ["better", "below", "on course"], False),
-        ((0.7, None), PASSES, ["below", "not reached", "not reached"], False),
+        ((0.1, 0.72, 0.1, 0.78, 0.1, 0.9), PASSES, ["better", "worse", "on course"], False),
+        ((0.7, None), PASSES, ["worse", "not reached", "not reached"], False),
         ((), f"final = 0.85\n{PASSES}", ["not reached"] * 3 + ["on course"], True),
-        ((0.1, 0.1), 'metric = "log_loss"\n[passes]\n1 = 0.39', ["below"], False),
+        ((0.1, 0.1), 'metric = "log_loss"\n[passes]\n1 = 0.39', ["worse"], False),
         ((0.1, 0.1), 'metric = "log_loss"\n[passes]\n1 = 0.41', ["better"], True),
     ],
 )
