@@ -41,7 +41,7 @@ def no_waiting_for_the_disk(monkeypatch):
 @pytest.fixture
 def config(tmp_path, small_data):
     path = tmp_path / "run.toml"
-    path.write_text(f'[data]\nfolder = "{small_data}"\nbatch_size = 100')
+    path.write_text(f'[data]\nfolder = "{small_data}"\nbatch_size = 100\npasses = 1')
     return load(path, (*SMALL_MODEL, f"topology.embedding_ps={SERVERS}"))
 
 
@@ -183,7 +183,7 @@ def test_where_access_is_even_ssu_loses_more_than_saving_all_rows(tmp_path, monk
     """
     monkeypatch.setattr(datasets, "draw", even)
     data = make_dataset(tmp_path / "data", rows=5_600, cardinalities=(20,) * 26)
-    (tmp_path / "run.toml").write_text(f'[data]\nfolder = "{data}"\nbatch_size = 20')
+    (tmp_path / "run.toml").write_text(f'[data]\nfolder = "{data}"\nbatch_size = 20\npasses = 1')
     config = load(tmp_path / "run.toml", (*SMALL_MODEL, "topology.embedding_ps=2"))
     given, losses = inputs_of(2, {}), [Loss(GIVEN.total_seconds * at / 280, (k,)) for k, at in enumerate((150, 262))]
     tables = []
@@ -234,7 +234,7 @@ def test_times_between_losses_have_the_stated_shape(shape):
 def test_the_example_costs_what_the_paper_says(tmp_path, small_data):
     """CPR's abstract: 8.2 to 8.5 % with full recovery, 0.53 to 0.68 % with MFU and SSU; naive is about half of full."""
     path = tmp_path / "run.toml"
-    path.write_text(f'[data]\nfolder = "{small_data}"\nbatch_size = 20')
+    path.write_text(f'[data]\nfolder = "{small_data}"\nbatch_size = 20\npasses = 1')
     config, given = load(path, (*SMALL_MODEL, "topology.embedding_ps=18")), inputs_of(18, {})
     found = {strategy.name: strategy for strategy in strategies(given)}
     losses = [Loss(k * found["full"].interval, (3,)) for k in (3.5, 15.5)]  # half an interval to train again
