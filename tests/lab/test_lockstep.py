@@ -300,7 +300,9 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
 
 def lockstep(folder, data, *arguments):
     run_file = folder / "run.toml"
-    run_file.write_text(f"[data]\nfolder = '{data}'\n[model]\nbottom = [16, 4]\ntop = [1]\n[embedding]\ndim = 4\n")
+    run_file.write_text(
+        f"[data]\nfolder = '{data}'\npasses = 1\n[model]\nbottom = [16, 4]\ntop = [1]\n[embedding]\ndim = 4\n"
+    )
     return lab("lockstep", run_file, "sync.algorithm=none", *arguments)
 
 
