@@ -24,6 +24,7 @@ from ssmpi.config import Config
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.precision import converted
 from ssmpi.embedding.table import Arena
 from ssmpi.model.parameters import by_name, initial_vector
 
@@ -97,7 +98,7 @@ class DCNv2(BaseModel):
         """Take the initial values of an ssmpi run."""
         arena, tables = Arena(config.rows, place(cardinalities, 1), 0, config.run.seed), names(len(cardinalities))
         for part in arena.parts:
-            rows = torch.from_numpy(arena.weights[part.base : part.base + part.rows])
+            rows = torch.from_numpy(converted(arena.weights[part.base : part.base + part.rows], np.float32))
             self.embedding_layer.embedding_layer.embedding_layers[tables[part.table]].weight.copy_(rows)
         network = config.network
         dense = [value for name, value in self.named_parameters() if not name.startswith("embedding_layer.")]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.embedding import tracker_kernels
+from ssmpi.embedding.precision import converted
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, Tracking
 from ssmpi.state.checkpoint.rows.row_store import RowStore
@@ -80,8 +81,9 @@ class SavedServer:
 
     def reload(self) -> None:
         """Set every row to its newest saved values."""
-        self._arena.weights[:] = np.nan  # exposes rows that are not loaded
-        self._arena.state[:] = np.nan
+        unknown = np.full(1, np.nan, np.float32)  # exposes rows that are not loaded
+        self._arena.weights[:] = converted(unknown, self._arena.weights.dtype)
+        self._arena.state[:] = unknown
         saved = self._store.load()
         assert saved is not None, "the initial rows were saved"
         self._store.restore(saved)
