@@ -111,8 +111,10 @@ def convert(values: np.ndarray, out: np.ndarray) -> None:
 
 
 def converted(values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Values of one of the types in another, rounded to the nearest; the same array if it has that type."""
-    if values.dtype == dtype:
+    """Values of one of the types in another, rounded to the nearest; the same array if it has that type, or none of
+    them.
+    """
+    if values.dtype == dtype or values.dtype.type not in DTYPES.values():
         return values
     out = np.empty(values.shape, dtype)
     convert(np.ascontiguousarray(values).reshape(-1), out.reshape(-1))
