@@ -21,7 +21,8 @@ from ssmpi.state.checkpoint.store import Store
 from ssmpi.state.recovery.start import Start
 from ssmpi.train import PARTS
 
-SMALL_MODEL = ("model.bottom=[32,8]", "model.top=[32,1]", "embedding.dim=8")
+AS_ORACLE = ("model.center_inputs=false", "embedding.initial_bound=1")  # initial values as oracle.py has them
+SMALL_MODEL = ("model.bottom=[32,8]", "model.top=[32,1]", "embedding.dim=8", *AS_ORACLE)
 QUIET = ("run.tensorboard=false", "run.record_losses=true", "schedule.warmup_examples=0")  # given: none is chosen
 
 
