@@ -97,6 +97,16 @@ def seconds_left(scheduler: Scheduler) -> float | None:
         return None
 
 
+def limit(max_hours: float | None, left: float | None, *, warns: bool) -> float | None:
+    """Seconds in which a launch is to end: the least of ``--max-hours`` and what is ``left`` of the job. A batch system
+    that ``warns`` later than that decides by itself if only its own limit is known.
+    """
+    limits = [3600 * max_hours] if max_hours else []
+    if left is not None and (limits or not warns):
+        limits.append(left)
+    return min(limits, default=None)
+
+
 class Launch:
     """One launch of a run: its starts, until one of them is the last."""
 
@@ -113,8 +123,7 @@ class Launch:
         left = seconds_left(scheduler) if scheduler else None
         self._began = time.monotonic()
         self._stops = StopSignals(None if left is None else self._began + left)
-        own = None if scheduler and scheduler.warns else left
-        self._seconds = 3600 * request.max_hours if request.max_hours else own
+        self._seconds = limit(request.max_hours, left, warns=bool(scheduler and scheduler.warns))
 
     def run(self, site_file: Path | None) -> int:
         """The exit code of the launch."""

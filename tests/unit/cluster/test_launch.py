@@ -427,6 +427,16 @@ def test_the_time_of_a_launch_spans_its_starts_and_the_pauses_between_them(stand
     assert "stopping: the job is not restarted" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("max_hours", "left", "warns", "seconds"),
+    [(None, None, False, None), (2.0, None, False, 7200.0), (None, 3600.0, False, 3600.0), (None, 3600.0, True, None),
+     (2.0, 3600.0, False, 3600.0), (2.0, 3600.0, True, 3600.0), (0.5, 3600.0, True, 1800.0)],
+)  # fmt: skip
+def test_the_sooner_of_two_limits_ends_a_launch(max_hours, left, warns, seconds):
+    """Asked for more hours than the job has, it must not be killed by the batch system."""
+    assert launch.limit(max_hours, left, warns=warns) == seconds
+
+
 def test_between_two_starts_a_launch_holds_its_run(stand_in, capfd, monkeypatch):
     """Another one took it over, and with --overwrite erased its checkpoints; so did a job without a launcher."""
     stand_in(DIES)
