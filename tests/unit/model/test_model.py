@@ -46,8 +46,8 @@ def test_centered_inputs_are_a_matter_of_the_first_biases(tmp_path, small_data):
     inputs are their means, its bias and nothing else.
     """
     nothing = ("dense.rate=0", "embedding.rate=0", "topology.trainers=2", "sync.algorithm=ma", "data.block_rows=512")
-    plain = train_over_threads(tmp_path / "plain", small_data, *nothing, "model.center_inputs=false").dense()
-    centered = train_over_threads(tmp_path / "centered", small_data, *nothing).dense()
+    plain = train_over_threads(tmp_path / "plain", small_data, *nothing).dense()
+    centered = train_over_threads(tmp_path / "centered", small_data, *nothing, "model.center_inputs=true").dense()
     with h5py.File(small_data / "train/shard-00000.h5") as shard:
         means = shard["dense"][:].mean(axis=0)
     bias = centered.pop("bottom.0.bias")
