@@ -29,6 +29,7 @@ QUIET = (
     "data.passes=1000000",
     "evaluate.per_pass=1",
     "evaluate.split=none",
+    "evaluate.keep=last",  # a run file for few rows has "best"
     "run.tensorboard=false",
     "run.log_seconds=3600.0",
 )
