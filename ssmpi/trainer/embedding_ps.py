@@ -56,7 +56,7 @@ def serve_embeddings(config: Config, world: World, start: Start = BEGINNING) -> 
     service = Service(world.embedding)
     cpu_usage.set_up()
     address = counts.address if counts else None
-    writer = ArenaWriter(world.same_role_here).rehearse(arena, config.checkpoint)
+    writer = ArenaWriter(world.same_role_here).prefault(arena, config.checkpoint)
     server = EmbeddingServer(arena, service, writer, memory.address, address, applied)
     server.keys = keys.address if keys else b""
     if not saving:

@@ -52,5 +52,5 @@ def open_tables(config: Config, world: World, data: HasTables, start: Start) -> 
     arena = Arena(config.rows, placement, 0, config.run.seed, start.memory.part(ROWS, shared=False), keys)
     load_rows(config, arena, start)
     return local_tables(
-        arena, saver=ArenaWriter(world.same_role_here).rehearse(arena, config.checkpoint), traffic=world.traffic
+        arena, saver=ArenaWriter(world.same_role_here).prefault(arena, config.checkpoint), traffic=world.traffic
     )

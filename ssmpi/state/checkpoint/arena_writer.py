@@ -59,15 +59,13 @@ class CopyRoom:
             self._blocks[k] = np.empty(size + size // 4, np.uint8)
         return self._blocks[k][:size].view(dtype).reshape(shape)
 
-    def paged_in(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """As a call, with its pages in memory; RoomWantedError as soon as it is wanted."""
-        array = self(shape, dtype)
-        pages = array.reshape(-1).view(np.uint8)
+    def prefault(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        """As a call, and page the array in; RoomWantedError as soon as the room is wanted."""
+        pages = self(shape, dtype).reshape(-1).view(np.uint8)
         for start in range(0, pages.nbytes, SLICE):
             if self.wanted.is_set():
                 raise RoomWantedError
             pages[start : start + SLICE] = 0
-        return array
 
 
 class ArenaWriter:
@@ -78,26 +76,28 @@ class ArenaWriter:
     def __init__(self, sharers: int) -> None:
         self._sharers = sharers
         self._room = CopyRoom()
-        self._rehearsing = threading.Lock()
+        self._prefaulting = threading.Lock()
         self._writing: Future[Outcome] | None = None
 
-    def rehearse(self, arena: Arena, options: CheckpointOptions) -> ArenaWriter:
-        """Make a copy that nobody reads, on a low-priority thread, in the middle of the time to the first save."""
+    def prefault(self, arena: Arena, options: CheckpointOptions) -> ArenaWriter:
+        """Page in memory for the copy of static tables, on a low-priority thread, in the middle of the time to the
+        first save. How much dynamic ones need is not known, and their rows may be freed meanwhile.
+        """
         soon = SOON_SECONDS if options.every_examples else math.inf
         seconds = min(soon, 30 * options.every_minutes or math.inf)
-        if options.background and seconds < math.inf:
-            start_background("first copy", self._rehearse, weakref.ref(arena), seconds)
+        if options.background and seconds < math.inf and not arena.placement.keyed:
+            start_background("prefault", self._prefault, weakref.ref(arena), seconds)
         return self
 
-    def _rehearse(self, live: Callable[[], Arena | None], seconds: float) -> None:
+    def _prefault(self, live: Callable[[], Arena | None], seconds: float) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         time.sleep(seconds)
         if (arena := live()) is None:
             return  # the job has ended
-        with self._rehearsing, contextlib.suppress(RoomWantedError):
+        with self._prefaulting, contextlib.suppress(RoomWantedError):
             if not self._room.used and self._has_room(arena):
-                for _ in arena.datasets(self._room.paged_in):
-                    pass
+                for _, values, _ in arena.datasets():
+                    self._room.prefault(values.shape, values.dtype)
 
     def begin(self, arena: Arena, path: Path, limit_seconds: float, *, background: bool) -> None:
         """Write the rows as they are now; they may change again once this returns. If training waits for the file and
@@ -106,7 +106,7 @@ class ArenaWriter:
         assert self._writing is None or self._writing.done(), "a save is begun before the last one has ended"
         if background:
             self._room.wanted.set()
-            with self._rehearsing:
+            with self._prefaulting:
                 if self._room.used or self._has_room(arena):
                     self._room.clear()
                     copies = list(arena.datasets(self._room))

@@ -96,7 +96,7 @@ def test_a_save_has_the_rows_of_its_moment(tmp_path):
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_memory_is_paged_in_before_the_first_save_which_need_not_wait_for_it(tmp_path, monkeypatch, interrupted):
+def test_memory_is_prefaulted_before_the_first_save_which_need_not_wait_for_it(tmp_path, monkeypatch, interrupted):
     """A save that comes earlier takes the lock as soon as the present slice is done."""
     arena, writer = Arena(row_options(dim=4), place((1000,) * 26, 1), 0, seed=1), ArenaWriter(1)
     monkeypatch.setattr(arena_writer, "SOON_SECONDS", 0.0)
@@ -105,7 +105,7 @@ def test_memory_is_paged_in_before_the_first_save_which_need_not_wait_for_it(tmp
         writer._room.wanted.set()
     monkeypatch.setattr(arena_writer, "start_background", lambda name, body, *arguments: body(*arguments))
     monkeypatch.setattr(arena_writer.os, "setpriority", lambda *_: None)  # this is the test's own thread
-    writer.rehearse(arena, CheckpointOptions(every_examples=1))
+    writer.prefault(arena, CheckpointOptions(every_examples=1))
     monkeypatch.undo()
     blocks = list(writer._room._blocks)
     assert len(blocks) == (1 if interrupted else 52)
@@ -120,7 +120,7 @@ def test_memory_is_paged_in_before_the_first_save_which_need_not_wait_for_it(tmp
 def test_no_memory_is_taken_for_saves_that_never_come(monkeypatch, options):
     """Nor for those that training waits for."""
     monkeypatch.setattr(arena_writer, "start_background", None)
-    ArenaWriter(1).rehearse(Arena(row_options(dim=4), place((1000,) * 26, 1), 0, seed=1), options)
+    ArenaWriter(1).prefault(Arena(row_options(dim=4), place((1000,) * 26, 1), 0, seed=1), options)
 
 
 def test_a_copy_that_grows_has_room_to_grow():
