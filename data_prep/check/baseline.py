@@ -32,7 +32,7 @@ SAMPLE_ROWS = 200_000  # for choosing the settings, and for the trees
 BLOCK_ROWS = 1 << 17  # that a thread takes at a time
 WHOLE_VALUES = 120_000_000  # up to here all training rows are kept in memory, 8 bytes a value, and solved exactly
 FIRST_STRENGTH, STRENGTH_STEP = 0.03, 3.0
-TOLERANCE, ROUGH = 1e-6, 1e-5  # of log-loss that a step has to gain, or the solver ends; while settings are chosen
+TOLERANCE, ROUGH = 3e-6, 1e-5  # of log-loss that a step has to gain, or the solver ends; while settings are chosen
 MOST_STEPS = 300
 PENALTIES = (1e-6, 1e-5, 1e-4)
 STEP_SIZES = (0.001, 0.003, 0.01, 0.03)
@@ -79,18 +79,20 @@ class DesignMatrix:
         deviation = np.sqrt(np.maximum(squares / train.rows - (total / train.rows) ** 2, 0))
         self.mean, self.deviation = total / train.rows, np.where(deviation > 0, deviation, 1.0)
 
-    def shards(self, split: str, share: float = 1.0) -> Iterator[DesignRows]:
-        """The rows of a split, shard by shard, or the first ones, so large a ``share`` of each."""
+    def rows(self, split: str, share: float = 1.0) -> Iterator[DesignRows]:
+        """The rows of a split in blocks, shard by shard, or the first ones, so large a ``share`` of each."""
         for shard, count in self._opened(split):
-            rows = read_columns(shard, 0, int(np.ceil(share * count)))
-            assert rows.label is not None
-            yield DesignRows(self.matrix(rows), rows.label)
+            end = int(np.ceil(share * count))
+            for at in range(0, end, BLOCK_ROWS):
+                rows = read_columns(shard, at, min(at + BLOCK_ROWS, end))
+                assert rows.label is not None
+                yield DesignRows(self.matrix(rows), rows.label)
 
     def head(self, split: str, rows: int) -> DesignRows:
         """About ``rows`` rows of a split, the same share of every shard."""
         from scipy.sparse import vstack
 
-        parts = list(self.shards(split, min(1.0, rows / self.manifest.split(split).rows)))
+        parts = list(self.rows(split, min(1.0, rows / self.manifest.split(split).rows)))
         return DesignRows(
             vstack([part.matrix for part in parts], "csr"), np.concatenate([part.label for part in parts])
         )
@@ -176,11 +178,13 @@ def run(arguments: argparse.Namespace) -> int:
 def baseline(folder: Path, split: str = "test", whole_values: int = WHOLE_VALUES) -> dict[str, Any]:
     """Fit on ``train``, choose on ``validation``, score on ``split``; the scores as a dictionary for JSON.
 
-    Training rows with more than ``whole_values`` ids and numbers are fitted by stochastic gradient descent, shard by
-    shard.
+    Training rows with more than ``whole_values`` ids and numbers are fitted by stochastic gradient descent, block by
+    block.
     Raises DataError when the set is unlabelled or lacks a split, UserError when scikit-learn is not installed.
     """
     _scikit("linear_model")  # before any reading
+    from threadpoolctl import threadpool_limits  # which scikit-learn needs
+
     began = time.monotonic()
     manifest = read_manifest(folder)
     if not manifest.labelled:
@@ -197,14 +201,14 @@ def baseline(folder: Path, split: str = "test", whole_values: int = WHOLE_VALUES
             columns.check(folder, entry, manifest)
     data = DesignMatrix(folder, manifest)
     sample, held = data.head("train", SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
-    if data.values <= whole_values:
-        whole = [block for rows in data.shards("train") for block in rows.blocks()]
-        regression, training = _solve(whole, sample, held), iter(whole)
-    else:
-        regression, training = _descend(data, held), data.shards("train")
     lists = [manifest.features.sparse.index(name) for name in manifest.features.list_names]
-    trees = BoostedTrees(data.first, lists, training, sample, held)
-    scored = [(r.label, regression.scores(r.matrix), trees.scores(r.matrix)) for r in data.shards(split)]
+    # one beside the other; the environment of MPI jobs allows OpenMP one thread
+    with ThreadPoolExecutor(1) as beside, threadpool_limits(len(os.sched_getaffinity(0)), "openmp"):
+        whole = list(data.rows("train")) if data.values <= whole_values else None
+        fit = beside.submit(_solve, whole, sample, held) if whole else beside.submit(_descend, data, held)
+        trees = BoostedTrees(data.first, lists, whole or data.rows("train"), sample, held)
+        regression = fit.result()
+        scored = [(r.label, regression.scores(r.matrix), trees.scores(r.matrix)) for r in data.rows(split)]
     truth, *found = map(np.concatenate, zip(*scored, strict=True))
     return {
         "format": "ssmpi-baseline",
@@ -254,19 +258,14 @@ def _solve(training: Sequence[DesignRows], sample: DesignRows, held: DesignRows)
     """Fit by L-BFGS; searches the regularisation strength from a middle value to the best on validation, on a sample.
     Each fit begins with the weights of the one before.
     """
-    few, tried = sample.blocks(), dict[int, tuple[float, Regression]]()
+    few, tried, step = sample.blocks(), dict[int, tuple[float, Regression]](), 0
     weights = np.zeros(sample.matrix.shape[1] + 1)
-
-    def fit(step: int) -> None:
-        nonlocal weights
+    while step not in tried and len(tried) < 8:
         found = _regression(few, round(FIRST_STRENGTH * STRENGTH_STEP**step, 8), weights, ROUGH)
         weights = found.weights
         tried[step] = _log_loss(held.label, found.scores(held.matrix)), found
-
-    for step in (-1, 0, 1):
-        fit(step)
-    while (best := min(tried, key=lambda step: tried[step][0])) in (min(tried), max(tried)) and len(tried) < 8:
-        fit(best + (1 if best == max(tried) else -1))
+        best = min(tried, key=lambda step: tried[step][0])
+        step = best - 1 if best == min(tried) else best + (best == max(tried))
     chosen = tried[best][1]
     return _regression(training, chosen.settings["C"], chosen.weights, TOLERANCE)
 
@@ -307,7 +306,7 @@ def _regression(blocks: Sequence[DesignRows], strength: float, start: np.ndarray
 
 
 def _descend(data: DesignMatrix, held: DesignRows) -> Regression:
-    """Fit by SGD, shard by shard: chooses penalty and step size on a sample, then trains while validation improves."""
+    """Fit by SGD, block by block: chooses penalty and step size on a sample, then trains while validation improves."""
     sample = data.head("train", 5 * SAMPLE_ROWS)
 
     def loss(setting: tuple[float, float]) -> float:
@@ -321,7 +320,7 @@ def _descend(data: DesignMatrix, held: DesignRows) -> Regression:
     losses: list[float] = []
     kept = None
     while len(losses) < MOST_PASSES:
-        for rows in data.shards("train"):
+        for rows in data.rows("train"):
             model.partial_fit(*rows, classes=[0, 1])
         losses.append(held_loss(model))
         if losses[-1] > min(losses):

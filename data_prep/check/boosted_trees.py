@@ -16,7 +16,7 @@ import numpy as np
 
 PRIOR_ROWS = 20.0
 FOLDS = 5
-MOST_TREES, PATIENCE = 300, 10  # trees, and how many may follow without a gain on validation rows
+MOST_TREES, PATIENCE = 150, 10  # trees, and how many may follow without a gain on validation rows
 
 
 class LabelledRows(Protocol):
@@ -52,8 +52,10 @@ class BoostedTrees:
         folds = [np.arange(fold, len(sample.label), FOLDS) for fold in range(FOLDS)]
         encoded = [self._encoded(sample.matrix[rows], sample.label[rows]) for rows in folds]
         self._model = HistGradientBoostingClassifier(
-            learning_rate=0.2,
+            learning_rate=0.3,
             max_leaf_nodes=15,
+            min_samples_leaf=max(20, len(sample.label) // 100),  # smaller leaves overfit
+            max_bins=127,
             max_iter=MOST_TREES,
             early_stopping=True,
             n_iter_no_change=PATIENCE,
@@ -70,8 +72,10 @@ class BoostedTrees:
 
     def scores(self, matrix: Any) -> np.ndarray:
         """Probabilities float64 (rows,)."""
-        stages = self._model.staged_predict_proba(self._encoded(matrix))  # the model also has the trees after the best
-        found: np.ndarray = next(islice(stages, self._trees - 1, None))[:, 1]
+        from scipy.special import expit
+
+        stages = self._model.staged_decision_function(self._encoded(matrix))  # it also has the trees after the best
+        found: np.ndarray = expit(next(islice(stages, self._trees - 1, None)))
         return found
 
     def _encoded(self, matrix: Any, own: np.ndarray | None = None) -> np.ndarray:

@@ -233,7 +233,7 @@ def test_ids_of_lists_are_pooled_by_hand(tmp_path, solver, metrics, direct):
     data = module.DesignMatrix(folder, read_manifest(folder))
     assert matrix["train"][:, 512:602].max() >= 2, "an id is in a list of tags twice"
     for name in split:
-        (found,) = data.shards(name)
+        (found,) = data.rows(name)
         np.testing.assert_allclose(found.matrix.toarray(), matrix[name], rtol=1e-5, atol=1e-6)
     assert data.values == 600 * 4 + read_manifest(folder).split("train").shards[0].list_ids
     found = baseline(folder, whole_values=data.values - (solver == "sgd"))["logistic_regression"]
