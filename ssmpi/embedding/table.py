@@ -50,6 +50,10 @@ class EmbeddingOptions:
     """How rows are kept: ``fp32``, or in 16 bits as ``bf16`` or ``fp16``. They are computed in float32, and rounded
     stochastically; the state of their optimizer is always float32.
     """
+    storage: str = ""
+    """A folder on a local disk of the hosts that hold the tables, if these exceed memory: rows lie in a file there, and
+    those in use in the memory that is left. Empty: in memory.
+    """
     optimizer: str = "rowwise_adagrad"
     """``sgd``, ``rowwise_adagrad``, ``partial_rowwise_adam``, ``adam`` or ``adamw``."""
     rate: float = 0.15
@@ -93,6 +97,9 @@ class EmbeddingOptions:
         within("dim", self.dim, 1, 65_536)
         kinds = ", ".join(map(repr, precision.DTYPES))
         require(self.precision in precision.DTYPES, f"precision is one of {kinds}, got {self.precision!r}")
+        require(
+            not self.storage or Path(self.storage).is_absolute(), f"storage is an absolute path, got {self.storage}"
+        )
         optimizer_options.check(self, ROW_OPTIMIZERS)
         positive("initial_bound", self.initial_bound, 1.0)
         within("clip_value", self.clip_value, 0.0, FLOAT32)

@@ -105,7 +105,7 @@ def held_parameters(config: Config) -> int:
 
 def memory_of_ranks(config: Config, placement: Placement, *, first: bool = False) -> dict[Role, float]:
     """Expected bytes of one rank of each role, libraries included; of the PS that holds most. Dynamic tables are full,
-    or have their ``first`` step.
+    or have their ``first`` step. Rows on disk count as none.
     """
     owned, held, topology = dense_parameters(config), held_parameters(config), config.topology
     dense, ids = config.network.inputs.dense, sum(placement.lengths)
@@ -117,7 +117,8 @@ def memory_of_ranks(config: Config, placement: Placement, *, first: bool = False
     trainer = 4.0 * ((3 + state) * owned + held * (1 + topology.replica_lanes * own)) + topology.threads * (
         6.0 * features + block + activations
     )
-    rows = max(row_memory(config, placement, server, first=first) for server in range(placement.servers))
+    stored = bool(config.embedding.storage)
+    rows = max(row_memory(config, placement, server, first=first, stored=stored) for server in range(placement.servers))
     mirrors = mirror_memory(config)
     trainer += mirrors.get(Role.TRAINER, 0.0)
     sync_ps = 8.0 * config.network.parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
@@ -134,7 +135,8 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     """
     if config.recovery.mode == "off":
         return {}
-    promised = placement.most_rows * config.rows.row_bytes + KeyMemory(placement, 0).size
+    promised = 0 if config.embedding.storage else placement.most_rows * config.rows.row_bytes
+    promised += KeyMemory(placement, 0).size
     topology, rows = config.topology, float(promised)
     state = len(optimizer_of(config.dense).vectors)
     vectors = 4.0 * (held_parameters(config) + dense_parameters(config) * (state + round_cost(config).kept))
@@ -147,11 +149,13 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     return {role: own.get(role, 0.0) + HEADER for role in Role}
 
 
-def row_memory(config: Config, placement: Placement, server: int, *, first: bool = False) -> int:
-    """Bytes of the rows of one PS, and of what finds them by key: of dynamic tables at the limit, or at their ``first``
-    step.
+def row_memory(config: Config, placement: Placement, server: int, *, first: bool = False, stored: bool = False) -> int:
+    """Bytes of the rows of one PS, unless they are ``stored`` on disk, and of what finds them by key: of dynamic tables
+    at the limit, or at their ``first`` step.
     """
     keys = KeyMemory(placement, server)
+    if stored:
+        return keys.bytes_at(limit=not first)
     rows = (keys.first_of(part) if first else part.rows for part in placement.parts_of(server))
     return sum(rows) * config.rows.row_bytes + keys.bytes_at(limit=not first)
 

@@ -49,7 +49,8 @@ def open_tables(config: Config, world: World, data: HasTables, start: Start) -> 
         tables.compare_pushes()
         return tables
     keys = start.memory.part(KEYS, shared=False) if placement.keyed else None
-    arena = Arena(config.rows, placement, 0, config.run.seed, start.memory.part(ROWS, shared=False), keys)
+    rows = start.memory.part(ROWS, shared=False, folder=config.embedding.storage)
+    arena = Arena(config.rows, placement, 0, config.run.seed, rows, keys)
     load_rows(config, arena, start)
     return local_tables(
         arena, saver=ArenaWriter(world.same_role_here).prefault(arena, config.checkpoint), traffic=world.traffic

@@ -11,14 +11,19 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.topology import Role
 
 IN_MEMORY = ("tmpfs", "ramfs")  # kinds of file systems
+OVER_NETWORK = re.compile(
+    r"(nfs|cifs|smb|ceph|lustre|gpfs|beegfs|gluster|pvfs|orangefs|afs|9p|fuse\.(sshfs|ceph|gluster)).*"
+)
 LAUNCHER = "launcher"  # the file that a launcher locks
 NOTES = ".notes.json"  # after the name of a rank's file
 MAGIC, HEAD = b"ssmpimem", 64  # a rank's file has this among its first bytes
@@ -48,6 +53,20 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> FileS
         kinds[Path(place.replace("\\040", " "))] = kind  # of two mounts at one place the later one is visible
     kind = next((kinds[each] for each in (real, *real.parents) if each in kinds), "")
     return FileSystem(kind, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def check_disk(folder: Path) -> None:
+    """DataError unless rows can be kept in this folder: it is on a disk of this host, and this user may write there."""
+    if not folder.is_dir():
+        raise DataError(f"embedding.storage = {str(folder)!r}: no such folder on {socket.gethostname()}: make it there")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DataError(f"embedding.storage = {str(folder)!r}: user {os.geteuid()} may not write there")
+    if (kind := file_system(folder).kind) in IN_MEMORY or OVER_NETWORK.fullmatch(kind):
+        what = "in memory: leave the setting out" if kind in IN_MEMORY else "on the network"
+        raise DataError(
+            f"embedding.storage = {str(folder)!r}: a folder of {kind}, which is {what}; rows that exceed memory need a"
+            " disk of this host"
+        )
 
 
 def of_launch(memory: str, launch: str) -> Path:

@@ -5,6 +5,9 @@ Memory that outlives its process is a file in a memory file system: a header, an
 its host map; and beside it a small file of notes. Nothing needs to run when a process dies. The next process uses the
 file only if no process maps it any more and its header marks it complete. An interrupted update does not invalidate it:
 updates are lock-free anyway.
+
+Rows that exceed memory lie in a second such file, on disk (``embedding.storage``), which is valid only together with
+the first one: after a crash of the host, which may leave it half written, that one is gone.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from ssmpi.runtime.host.memory_folder import MAGIC, NOTES, hold
 from ssmpi.runtime.mpi.shared_memory import (
     KEY,
     Memory,
+    NoRoomError,
     PrivateMemory,
     SharedMemory,
     address,
@@ -45,7 +49,7 @@ from ssmpi.runtime.mpi.shared_memory import (
 
 RETRY_SECONDS = 1.0  # until notes that found no room are written again
 LOCK_SECONDS = 5.0  # for the processes of the previous start to exit
-LAYOUT = 7  # raise it with every change of what lies in a file, or of ``RankNotes``
+LAYOUT = 8  # raise it with every change of what lies in a file, or of ``RankNotes``
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, what is missing, length and checksum of the table
 MISSING = struct.Struct("=I")  # a part of it, at this offset:
@@ -71,8 +75,10 @@ class RankNotes(TypedDict, total=False):
 class ArrayMemory(Protocol):
     """Memory for arrays."""
 
-    def part(self, name: str, *, shared: bool) -> Memory:
-        """Memory for one array; other processes of the host can map it if it is ``shared``."""
+    def part(self, name: str, *, shared: bool, folder: str = "") -> Memory:
+        """Memory for one array; other processes of the host can map it if it is ``shared``. It is a file in a
+        ``folder`` on disk if one is named; DataError if that will not do.
+        """
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An array that only this rank uses: zeros, or as an earlier process left it."""
@@ -109,8 +115,11 @@ class ProcessMemory:
 
     kept, noted = False, RankNotes()
 
-    def part(self, name: str, *, shared: bool) -> Memory:
+    def part(self, name: str, *, shared: bool, folder: str = "") -> Memory:
         """As ``RankMemory``."""
+        if folder:
+            memory_folder.check_disk(Path(folder))
+            return SharedMemory(Path(folder))
         return SharedMemory() if shared and hasattr(os, "memfd_create") else PrivateMemory()
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
@@ -145,15 +154,16 @@ class Origin(NamedTuple):
 
 class MemoryFile:
     """New memory of a rank at ``path``, replacing any that is there. If the file system has no room for an array it
-    warns once, and from then on the memory ends with its process. If it has none for its notes, the memory is
-    incomplete until there is room again: a thread tries to write them until then.
+    warns once, and from then on the memory ends with its process; ``on_disk`` it raises NoRoomError. If it has none for
+    its notes, the memory is incomplete until there is room again: a thread tries to write them until then.
     """
 
     _retrying: bool
 
-    def __init__(self, path: Path, origin: Origin) -> None:
-        self.path, self.origin, self.kept = path, origin, False
+    def __init__(self, path: Path, origin: Origin, *, on_disk: bool = False) -> None:
+        self.path, self.origin, self.kept, self.on_disk = path, origin, False, on_disk
         self._table: dict[str, tuple[int, int]] = {}  # offset and bytes by name
+        self._disk: dict[str, MemoryFile] = {}  # the arrays that are there
         self._begin_notes({}, filled=False)
         memory_folder.make(path.parent)
         remove(path)
@@ -167,7 +177,7 @@ class MemoryFile:
             write_header(self._head, self._key, {})
 
     @classmethod
-    def found(cls, path: Path, run: str, rank: str) -> MemoryFile:
+    def found(cls, path: Path, run: str, rank: str, *, on_disk: bool = False) -> MemoryFile:
         """Open the memory that an earlier process of the rank left at ``path``, unchanged. LostMemoryError says why it
         cannot be used.
         """
@@ -186,12 +196,19 @@ class MemoryFile:
         if own.origin[:2] != (run, rank):
             raise LostMemoryError(f"{path}: it belongs to {own.origin.rank} of run {own.origin.run}")
         own._begin_notes(read_notes(path), filled=True)
-        own.path, own.kept = path, True
+        own.path, own.kept, own.on_disk = path, True, on_disk
+        own._disk = {name: cls.found(Path(there), run, rank, on_disk=True) for name, there in table["disk"].items()}
+        if any(each.origin != own.origin for each in own._disk.values()):
+            raise LostMemoryError(f"{path}: the rows on disk are those of another start")
         return own
 
-    def part(self, name: str, *, shared: bool) -> Memory:
+    def part(self, name: str, *, shared: bool, folder: str = "") -> Memory:
         """As ``RankMemory``."""
-        return _Part(self, name, shared=shared)
+        if folder and not self.kept:
+            memory_folder.check_disk(Path(folder))
+            there = Path(folder, self.path.parent.name, self.path.name)
+            self._disk[name] = MemoryFile(there, self.origin, on_disk=True)
+        return _Part(self._disk.get(name, self), name, shared=shared)
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """As ``RankMemory``."""
@@ -202,9 +219,12 @@ class MemoryFile:
         """As ``RankMemory``: from now on the next process may use it."""
         if self._failed or self.kept:
             return
+        for each in self._disk.values():
+            each.ready()
         self.note()  # so that there is a file of notes: without it the memory is lost
+        arrays = {"arrays": self._table, "disk": {name: str(each.path) for name, each in self._disk.items()}}
         with self._noting:
-            write_header(self._head, self._key, {"size": self._size, **self.origin._asdict(), "arrays": self._table})
+            write_header(self._head, self._key, {"size": self._size, **self.origin._asdict(), **arrays})
             self._filled = True
             self._mark(NOTES_OLD if self._retrying else COMPLETE)
 
@@ -226,13 +246,15 @@ class MemoryFile:
 
     def holds(self, name: str) -> bool:
         """As ``RankMemory``."""
-        return self.kept or (name in self._table and not self._failed)
+        return self.kept or ((name in self._table or name in self._disk) and not self._failed)
 
     def remove(self) -> None:
         """As ``RankMemory``; the last rank of a host removes the folder."""
         with self._noting:
             self._failed = "the run is over"
             remove(self.path)
+        for each in self._disk.values():
+            each.remove()
         with contextlib.suppress(OSError):  # not empty yet, or the supervisor removed it
             self.path.parent.rmdir()
 
@@ -251,12 +273,13 @@ class MemoryFile:
             self._table[name] = offset, size
         if not size:
             return np.empty(0, np.uint8), b""
-        return np.frombuffer(mapped(self.file, size, offset), np.uint8), address(self.file, offset, self._key)
+        memory = np.frombuffer(mapped(self.file, size, offset, on_disk=self.on_disk), np.uint8)
+        return memory, address(self.file, offset, self._key, on_disk=self.on_disk)
 
     def extend(self, name: str, more: slice) -> str:
         """Reserve bytes of an array that comes in steps; why there is no room for them, empty if there is."""
         offset, _ = self._table[name]
-        return keep(self.file, self.path.parent, offset + more.start, more.stop - more.start)
+        return keep(self.file, self.path.parent, offset + more.start, more.stop - more.start, on_disk=self.on_disk)
 
     def release(self, name: str, less: slice) -> None:
         """Free bytes of an array that nobody uses any more."""
@@ -269,9 +292,9 @@ class MemoryFile:
         whole = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         if whole and not self._failed:
             if first is None:
-                why = reserve(self.file, folder, start, whole)
+                why = reserve(self.file, folder, start, whole, on_disk=self.on_disk)
             else:
-                why = promise(self.file, folder, slice(start, start + whole), first)
+                why = promise(self.file, folder, slice(start, start + whole), first, on_disk=self.on_disk)
             if why:
                 self._give_up(why)
             self._size += whole
@@ -322,6 +345,8 @@ class MemoryFile:
         with self._noting:
             self._failed = why
             remove(self.path)
+        if self.on_disk:
+            raise NoRoomError(self.path.parent.parent, why)
         log.warning(
             f"no room for the memory of {self.origin.rank} in {self.path.parent.parent} ({why}): training continues,"
             " but if a rank is killed it goes back to the newest checkpoint. Set recovery.memory_folder to a larger"

@@ -5,6 +5,8 @@ Shared memory is an anonymous file (``memfd``) reached through ``/proc``: the si
 nothing is left behind however the processes end. A random key in it proves that two ranks share a host; a host name
 would not. ``rank_memory`` provides memory that outlives its process.
 
+Tables that exceed memory lie in a file on disk (``embedding.storage``): the kernel keeps in memory what is in use.
+
 Space in a memory file system is reserved before it is used: touching pages that cannot be allocated kills the process
 (SIGBUS), and a job beyond its batch system's memory limit is killed as well. Memory that comes in steps is promised
 first: its addresses are there, for those who map it, and each step is reserved when it is needed.
@@ -20,6 +22,7 @@ import mmap
 import os
 import secrets
 import socket
+import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +31,7 @@ from typing import Protocol
 import numpy as np
 
 from ssmpi.runtime.compiled.aligned import aligned
+from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.host.host_memory import free_memory
 from ssmpi.runtime.host.memory_folder import hold
 
@@ -89,24 +93,32 @@ class PrivateMemory:
 
 
 class SharedMemory:
-    """Memory that ``attach`` finds by ``address``, a JSON text."""
+    """Memory that ``attach`` finds by ``address``, a JSON text; in a file in a ``folder`` on disk if one is named."""
 
     address, file, kept = b"", -1, False
 
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
-        """uint8 (size,), zeros; pages are committed when first touched."""
-        self.file = file = os.memfd_create("ssmpi")
+        """uint8 (size,), zeros; pages are committed when first touched. DataError if the disk has no room."""
+        self.file = file = nameless(self._folder) if self._folder else os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
-        memory = mapped(file, HEADER + size)
+        memory = mapped(file, HEADER + size, on_disk=self._folder is not None)
         weakref.finalize(memory, os.close, file)  # others can open it as long as this process maps it
+        if self._folder:
+            for some in [slice(0, size)] if first is None else first:
+                if why := self.extend(some):
+                    raise NoRoomError(self._folder, why)
         key = secrets.token_bytes(KEY)
         memory[:KEY] = key
-        self.address = address(file, HEADER, key)
+        self.address = address(file, HEADER, key, on_disk=self._folder is not None)
         return np.frombuffer(memory, np.uint8)[HEADER:]
 
     def extend(self, more: slice) -> str:
         """As ``Memory``."""
-        return allocate(self.file, HEADER + more.start, more.stop - more.start, free_memory())
+        room = _free(self.file, on_disk=True) if self._folder else free_memory()
+        return allocate(self.file, HEADER + more.start, more.stop - more.start, room)
 
     def release(self, less: slice) -> None:
         """As ``Memory``."""
@@ -121,9 +133,33 @@ def placed(memory: Memory, values: np.ndarray) -> np.ndarray:
     return mine
 
 
-def mapped(file: int, size: int, offset: int = 0) -> mmap.mmap:
-    """Map ``size`` bytes of an open file, in huge pages if the system grants them; ``offset`` is page-aligned."""
-    return in_huge_pages(mmap.mmap(file, size, offset=offset))
+class NoRoomError(DataError):
+    """A disk has no room for rows."""
+
+    def __init__(self, folder: Path, why: str) -> None:
+        super().__init__(
+            f"embedding.storage: no room in {folder}: {why}. Make room there, or name a folder on a larger disk"
+        )
+
+
+def nameless(folder: Path) -> int:
+    """Open a new file in a folder on disk that ends with the processes that have it open."""
+    with contextlib.suppress(OSError):  # not every file system has such files
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    file, path = tempfile.mkstemp(prefix="ssmpi-", dir=folder)
+    Path(path).unlink()
+    return file
+
+
+def mapped(file: int, size: int, offset: int = 0, *, on_disk: bool = False) -> mmap.mmap:
+    """Map ``size`` bytes of an open file, in huge pages if the system grants them; ``offset`` is page-aligned. A fault
+    in one ``on_disk`` reads a single page: rows beside a row are no more likely to be wanted than others.
+    """
+    found = mmap.mmap(file, size, offset=offset)
+    if not on_disk:
+        return in_huge_pages(found)
+    found.madvise(mmap.MADV_RANDOM)
+    return found
 
 
 def in_huge_pages(memory: mmap.mmap) -> mmap.mmap:
@@ -148,10 +184,10 @@ def whole_pages(some: slice) -> tuple[int, int]:
     return -(-some.start // mmap.PAGESIZE) * mmap.PAGESIZE, some.stop // mmap.PAGESIZE * mmap.PAGESIZE
 
 
-def address(file: int, offset: int, key: bytes) -> bytes:
+def address(file: int, offset: int, key: bytes, *, on_disk: bool = False) -> bytes:
     """For ``attach``, of memory at this offset of a file that this process has open and that begins with ``key``."""
     place = {"host": socket.gethostname(), "pid": os.getpid(), "file": file, "offset": offset, "key": key.hex()}
-    return json.dumps(place).encode()
+    return json.dumps(place | {"on_disk": on_disk}).encode()
 
 
 def open_file(address: str | bytes) -> int:
@@ -181,37 +217,37 @@ def attach(address: str | bytes, size: int) -> np.ndarray:
         if os.pread(file, KEY, 0).hex() != place["key"]:
             raise OSError(f"process {place['pid']} of this host is another one: the ranks are in separate containers")
         hold(file, fcntl.F_RDLCK)
-        memory = mapped(file, size, offset)  # which keeps the file open, and with it the lock
+        memory = mapped(file, size, offset, on_disk=place["on_disk"])  # which keeps the file open, and with it the lock
     finally:
         os.close(file)
     return np.frombuffer(memory, np.uint8)
 
 
-def reserve(file: int, folder: Path, start: int, size: int) -> str:
-    """Grow an open file from ``start`` by ``size`` bytes if its file system, the machine and the control group have
-    room; otherwise return why not. Ranks with files in the same ``folder`` take turns, or they would count on the same
-    free space, and what they have ``promised`` each other is not free.
+def reserve(file: int, folder: Path, start: int, size: int, *, on_disk: bool = False) -> str:
+    """Grow an open file from ``start`` by ``size`` bytes if its file system and, unless it is ``on_disk``, the machine
+    and the control group have room; otherwise return why not. Ranks with files in the same ``folder`` take turns, or
+    they would count on the same free space, and what they have ``promised`` each other is not free.
     """
     with _in_turn(folder):
-        return allocate(file, start, size, min(_free(file) - promised(folder), free_memory()))
+        return allocate(file, start, size, _free(file, on_disk=on_disk) - promised(folder))
 
 
-def promise(file: int, folder: Path, more: slice, first: Sequence[slice]) -> str:
+def promise(file: int, folder: Path, more: slice, first: Sequence[slice], *, on_disk: bool = False) -> str:
     """Grow an open file by these bytes if its file system has room for them, some time, and reserve the ``first`` among
     them now; otherwise return why not.
     """
     with _in_turn(folder):
-        if why := lacking(more.stop - more.start, _free(file) - promised(folder)):
+        if why := lacking(more.stop - more.start, _free(file, on_disk=True) - promised(folder)):
             return why
         os.truncate(file, more.stop)
-    whys = (keep(file, folder, more.start + some.start, some.stop - some.start) for some in first)
+    whys = (keep(file, folder, more.start + some.start, some.stop - some.start, on_disk=on_disk) for some in first)
     return next(filter(None, whys), "")
 
 
-def keep(file: int, folder: Path, start: int, size: int) -> str:
+def keep(file: int, folder: Path, start: int, size: int, *, on_disk: bool = False) -> str:
     """Reserve some of the bytes that were promised; why there is no room for them after all, empty if there is."""
     with _in_turn(folder):
-        return allocate(file, start, size, min(_free(file), free_memory()))
+        return allocate(file, start, size, _free(file, on_disk=on_disk))
 
 
 def allocate(file: int, start: int, size: int, room: float) -> str:
@@ -248,10 +284,11 @@ def promised(folder: Path) -> int:
     return found
 
 
-def _free(file: int) -> int:
-    """Bytes that are left in the file system of an open file."""
+def _free(file: int, *, on_disk: bool) -> float:
+    """Bytes that are left in the file system of an open file and, unless it is ``on_disk``, of memory."""
     system = os.fstatvfs(file)
-    return system.f_bavail * system.f_frsize
+    left = system.f_bavail * system.f_frsize
+    return left if on_disk else min(left, free_memory())
 
 
 @contextlib.contextmanager

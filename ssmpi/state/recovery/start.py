@@ -4,6 +4,7 @@ created anew, removed, or refused), and the state that a rank starts from. The l
 
 from __future__ import annotations
 
+import itertools
 import math
 import socket
 from collections.abc import Mapping
@@ -118,8 +119,9 @@ def remove_everywhere(job: Job, config: Config, launch: str) -> None:
     """Remove what an earlier launch, if there was one, has left on the hosts of this job, and say where that fails.
     Every rank calls it.
     """
-    found = job.gather(remove_left(config.recovery.memory_folder, launch) if launch else "")
-    for problem in dict.fromkeys(filter(None, found)) if job.rank == 0 else ():
+    folders = [config.recovery.memory_folder, *filter(None, [config.embedding.storage])] if launch else []
+    found = job.gather([remove_left(folder, launch) for folder in folders])
+    for problem in dict.fromkeys(filter(None, itertools.chain(*found))) if job.rank == 0 else ():
         log.warning(problem)
 
 

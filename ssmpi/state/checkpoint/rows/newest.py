@@ -68,7 +68,7 @@ def arena_in(
     setting, shared = config.data.folder, config.run.shared_memory
     origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
     placement = config.placement(origin)
-    rows = memory.part(ROWS, shared=shared)
+    rows = memory.part(ROWS, shared=shared, folder=config.embedding.storage)
     keys = memory.part(KEYS, shared=shared) if placement.keyed else None
     return Arena(config.rows, placement, index, config.run.seed, rows, keys), rows, keys
 
