@@ -21,7 +21,9 @@ from faults import Fault  # noqa: E402
 from rank_pool import POOL  # noqa: E402
 from ranks import PretendedJob, PretendedWorld  # noqa: E402
 
+from ssmpi.runtime.errors import DataError  # noqa: E402
 from ssmpi.runtime.files.log import log  # noqa: E402
+from ssmpi.runtime.host.memory_folder import check_disk  # noqa: E402
 from ssmpi.tools import score  # noqa: E402
 
 hypothesis.settings.register_profile(  # no deadline: kernels compile in their first example
@@ -126,6 +128,18 @@ def stats():
 def small_data(tmp_path_factory):
     """6,000 training rows in three shards, 600 to validate, 600 to test."""
     return make_dataset(tmp_path_factory.mktemp("small"), rows=6_000, shard=2_300)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A folder on a local disk, for rows."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        check_disk(folder)
+    except DataError as error:
+        pytest.skip(f"no local disk for temporary files: {error}")
+    return folder
 
 
 def pytest_addoption(parser):

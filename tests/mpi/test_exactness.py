@@ -65,6 +65,13 @@ def test_neither_servers_nor_handout_change_a_bit(
     assert_same_bits(train_over_threads(tmp_path, small_data, *settings, *spread), over_threads(*settings))
 
 
+@pytest.mark.parametrize("servers", [0, 2])
+def test_rows_on_disk_have_the_same_bits(tmp_path, small_data, over_threads, disk, servers):
+    spread = (f"topology.embedding_ps={servers}", f"embedding.storage={disk}")
+    assert_same_bits(train_over_threads(tmp_path, small_data, *ADAGRAD, *spread), over_threads(*ADAGRAD))
+    assert list(disk.iterdir()) == []
+
+
 def plain_training(config):
     """The same run in plain PyTorch: its model and losses."""
     return train_plainly(config, read_manifest(Path(config.data.folder)).cardinalities, batches(config))

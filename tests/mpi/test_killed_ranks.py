@@ -55,3 +55,22 @@ def test_launch_goes_on_at_once_whoever_is_killed(start, memory):
     assert places == sorted(places)
     assert all(0 < each["examples"] <= result["examples"] for each in result["recoveries"])
     assert list(memory.iterdir()) == []
+
+
+def test_rows_on_disk_survive_their_ps_and_are_lost_with_their_file(start, memory, disk):
+    lossy = ("recovery.max_lost_fraction=1", "recovery.target_pls=1")
+    settings = (f"recovery.memory_folder={memory}", f"embedding.storage={disk}", *lossy)
+    job = start(*TWO_TRAINERS, *settings, program=("-m", "ssmpi", "launch")).until_it_trains()
+    for lost in ("", "embedding_ps-0"):
+        killed = job.ranks()
+        for path in disk.glob(f"*/{lost}") if lost else ():
+            remove(path)
+        os.kill(killed[2], signal.SIGKILL)
+        job.until(lambda: not set(killed.values()) & set(job.living()))  # noqa: B023 - called in this turn only
+        job.until_it_trains()
+    job.send(signal.SIGTERM)
+    code, output = job.end(STOPPING)
+    assert code == STOPPED, output
+    assert [each["how"] for each in Run(job.run).result["recoveries"]] == ["memory", "partial"]
+    assert "embedding_ps 0 is lost" in output
+    assert list(memory.iterdir()) == list(disk.iterdir()) == []

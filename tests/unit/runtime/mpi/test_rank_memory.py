@@ -19,11 +19,12 @@ import pytest
 from faults import no_room
 from ranks import PATIENCE
 
+from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.memory_folder import claim, in_use
 from ssmpi.runtime.host.mpi_environment import SEGMENTS, make_segments_folder
 from ssmpi.runtime.mpi import rank_memory, shared_memory
-from ssmpi.runtime.mpi.rank_memory import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, remove
+from ssmpi.runtime.mpi.rank_memory import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, ProcessMemory, remove
 from ssmpi.runtime.mpi.shared_memory import attach
 
 ORIGIN, PAGE = Origin("run", "trainer 0", 1), mmap.PAGESIZE
@@ -242,6 +243,92 @@ def test_two_that_map_it_see_the_same(path):
     assert memory.part("own", shared=False).address == b""
 
 
+def rows_on_disk(path, disk, start=1):
+    """Memory of which an array, 4 x 1, lies on a disk."""
+
+    def fill():
+        memory = MemoryFile(path, Origin("run", "trainer 0", start))
+        memory.part("rows", shared=True, folder=str(disk)).allocate(PAGE)[:4] = 1
+        memory.array("counts", (4,), np.float32)[:] = 2
+        memory.ready()
+
+    left_by(fill)
+
+
+def test_rows_on_disk_are_found_with_the_memory(path, disk):
+    rows_on_disk(path, disk)
+    found = find(path)
+    part = found.part("rows", shared=True, folder=str(disk))
+    assert part.kept
+    assert part.allocate(PAGE)[:5].tolist() == [1, 1, 1, 1, 0]
+    assert attach(part.address, PAGE)[3] == 1
+    assert found.array("counts", (4,), np.float32).tolist() == [2] * 4
+    found.remove()
+    assert not path.parent.exists()
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("lose", "why"),
+    [
+        (lambda path, there: remove(path), "No such file"),  # as after a crash of the host
+        (lambda path, there: remove(there), "No such file"),
+        (lambda path, there: os.truncate(there, HEADER), "bytes, not"),
+    ],
+    ids=["memory gone", "rows gone", "cut off"],
+)
+def test_rows_on_disk_and_memory_are_lost_together(path, disk, lose, why):
+    rows_on_disk(path, disk)
+    lose(path, disk / path.parent.name / path.name)
+    with pytest.raises(LostMemoryError, match=why):
+        find(path)
+
+
+def test_rows_of_another_start_are_lost(path, disk, tmp_path):
+    """The memory is that of start 1, and the next one had begun to replace it."""
+    rows_on_disk(path, disk)
+    kept = shutil.copytree(path.parent, tmp_path / "copy", copy_function=shutil.copy2)
+    rows_on_disk(path, disk, 2)
+    shutil.copytree(kept, path.parent, dirs_exist_ok=True)
+    with pytest.raises(LostMemoryError, match="those of another start"):
+        find(path)
+
+
+def test_a_disk_without_room_ends_the_job_and_nothing_is_left(path, disk, monkeypatch):
+    memory = MemoryFile(path, ORIGIN)
+    monkeypatch.setattr(shared_memory, "free_memory", lambda: 0.0)
+    memory.part("rows", shared=True, folder=str(disk)).allocate(PAGE)[:] = 1  # memory is no limit
+    monkeypatch.setattr(shared_memory, "_free", lambda *_, **__: HEADER + 5000)
+    for each in (memory, ProcessMemory()):
+        part = each.part("rows", shared=True, folder=str(disk))
+        with pytest.raises(DataError, match=r"storage: no room in .*/disk: 10.,... bytes are needed, 21,384 are free"):
+            part.allocate(100_000 + PAGE)
+    assert [each for each in disk.rglob("*") if each.is_file()] == []
+
+
+@pytest.mark.parametrize("first", [None, [slice(0, PAGE)]], ids=["whole", "in steps"])
+def test_rows_on_disk_without_a_launcher_leave_no_file(disk, first):
+    part = ProcessMemory().part("rows", shared=True, folder=str(disk))
+    array = part.allocate(SIZE, first)
+    assert part.extend(slice(SIZE - PAGE, SIZE)) == ""
+    array[-1] = 5
+    assert attach(part.address, SIZE)[-1] == 5
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("tmpfs", "in memory: leave the setting out"), ("nfs4", "on the network"), ("fuse.sshfs", "on")]
+)
+def test_rows_are_kept_on_a_disk_of_this_host_only(path, tmp_path, monkeypatch, kind, why):
+    system = memory_folder.FileSystem(kind, 1 << 40, 1 << 40)
+    monkeypatch.setattr(memory_folder, "file_system", lambda _: system)
+    for memory in (MemoryFile(path, ORIGIN), ProcessMemory()):
+        with pytest.raises(DataError, match=f"a folder of {kind}, which is {why}"):
+            memory.part("rows", shared=True, folder=str(tmp_path))
+        with pytest.raises(DataError, match="no such folder on"):
+            memory.part("rows", shared=True, folder=str(tmp_path / "none"))
+
+
 def test_without_room_training_goes_on_and_nothing_is_left(path, monkeypatch, caplog):
     monkeypatch.setattr(shared_memory, "free_memory", lambda: HEADER + 5000.0)
     memory = MemoryFile(path, ORIGIN)
@@ -327,7 +414,7 @@ def test_what_ranks_were_promised_is_not_free_for_others(shm, monkeypatch, caplo
     """The first one's steps fit, and later ones' memory ends with their processes."""
     room = 100 * PAGE
     monkeypatch.setattr(
-        shared_memory, "_free", lambda _: room - sum(p.stat().st_blocks * 512 for p in shm.parent.iterdir())
+        shared_memory, "_free", lambda *_, **__: room - sum(p.stat().st_blocks * 512 for p in shm.parent.iterdir())
     )
     part, _, _ = in_steps(shm)
     other = shm.with_name("trainer-1")
