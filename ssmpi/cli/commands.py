@@ -136,7 +136,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from ssmpi.data.schema import read_manifest
     from ssmpi.runtime.files.run_files import is_run_folder
     from ssmpi.runtime.host.host_memory import memory_limit
-    from ssmpi.state.requirements import misfit, placement_of, splits_to_score
+    from ssmpi.state.requirements import check_storage, misfit, placement_of, splits_to_score
     from ssmpi.tools import plan as planner
     from ssmpi.tools import recovery_plan
 
@@ -154,7 +154,10 @@ def plan(arguments: argparse.Namespace) -> int:
     if arguments.recovery:
         sections.append(recovery_plan.describe(config, inputs, placement))
     print("\n\n".join(sections), flush=True)
-    if not where and (why := misfit(config, features, placement, memory_limit())):
+    if where:
+        return 0
+    check_storage(config, placement)
+    if why := misfit(config, features, placement, memory_limit()):
         raise TopologyError(why)
     return 0
 

@@ -23,14 +23,17 @@ from ssmpi.model.networks.zoo import NETWORKS
 from ssmpi.model.optimizers import optimizer_of
 from ssmpi.runtime.errors import DataError, SettingsError, TopologyError, UserError
 from ssmpi.runtime.files.log import log
+from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.host_memory import memory_limit
 from ssmpi.runtime.mpi.rank_memory import HEADER
+from ssmpi.runtime.mpi.shared_memory import NoRoomError, lacking
 from ssmpi.runtime.quality import BINS, SUMS
 from ssmpi.runtime.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.runtime.settings import COUNT
 from ssmpi.runtime.topology import Role
 from ssmpi.sync import RoundCost, algorithm_of
 
+A_DISK = "/local/disk"  # of the user
 LOWERED = ("data.block_rows", "data.batch_size", "embedding.dim", "topology.threads", "topology.trainers")
 
 
@@ -197,8 +200,22 @@ def check_memory(config: Config) -> None:
         config, placement = config.over(features), placement_of(config)
     except UserError:
         return
+    check_storage(config, placement)
     if why := misfit(config, features, placement, memory_limit()):
         raise TopologyError(f"{why}. 'ssmpi launch --ignore-memory' starts it anyway")
+
+
+def check_storage(config: Config, placement: Placement) -> None:
+    """DataError unless this host's disk takes the rows of all PSs, if they are to be there. Dynamic tables have their
+    first step.
+    """
+    if not config.embedding.storage:
+        return
+    folder, keys = Path(config.embedding.storage), [KeyMemory(placement, s) for s in range(placement.servers)]
+    memory_folder.check_disk(folder)
+    rows = sum(each.first_of(part) for s, each in enumerate(keys) for part in placement.parts_of(s))
+    if why := lacking(rows * config.rows.row_bytes, memory_folder.file_system(folder).free):
+        raise NoRoomError(folder, why)
 
 
 def misfit(config: Config, features: Features, placement: Placement, limit: float) -> str:
@@ -228,8 +245,12 @@ def _needed(config: Config, placement: Placement) -> float:
 
 
 def _less(config: Config) -> Iterator[tuple[str, Sequence[object]]]:
-    """Settings with values that may need less memory: halves, quarters and so on, the largest first; other networks."""
+    """Settings with values that may need less memory: rows of 16 bits or on a disk; halves, quarters and so on, the
+    largest first; other networks.
+    """
     settings = config.flat()
+    yield "embedding.precision", ["bf16"]
+    yield "embedding.storage", [A_DISK]
     for name in LOWERED:
         yield name, [settings[name] >> n for n in range(1, settings[name].bit_length())]
     for other in NETWORKS:

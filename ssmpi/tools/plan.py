@@ -156,6 +156,9 @@ def memory(config: Config, placement: Placement) -> str:
     if kept := kept_memory(config, placement):
         shown = ", ".join(f"{role} {in_units(size)}" for role, size in kept.items() if config.topology.counts[role])
         lines.append(f"  room in {config.recovery.memory_folder}, to outlive a kill: {shown}")
+    if folder := config.embedding.storage:
+        stored = in_units(float(placement.most_rows * config.rows.row_bytes))
+        lines.append(f"  rows of one PS in {folder}: {stored}; those in use stay in memory that is free")
     for role, size in checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {in_units(size)} more, if there is room")
     return "\n".join(lines)
