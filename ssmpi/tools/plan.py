@@ -18,6 +18,7 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.pooling import TableTraffic, chosen
 from ssmpi.model import top_k
 from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.host.host_memory import memory_limit
 from ssmpi.runtime.row_layout import RowLayout
 from ssmpi.runtime.topology import Role
 from ssmpi.runtime.traffic import Link
@@ -34,7 +35,7 @@ from ssmpi.state.requirements import (
 )
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS, algorithm_of
 from ssmpi.sync.synchronous_rows import row_gradient_bytes
-from ssmpi.tools import group_plan
+from ssmpi.tools import group_plan, stored_rows
 from ssmpi.tools.units import in_units
 
 
@@ -56,6 +57,7 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
         network(config, known=not tables_file),
         *([group_plan.describe(config)] if config.topology.group > 1 else []),
         memory(config, placement),
+        *([] if where or tables_file or not config.embedding.storage else [stored(config, placement)]),
         *([layout.describe(where), memory_files(config, placement, layout, where)] if where and layout else []),
         traffic(config, placement),
         *([] if tables_file else [work(config)]),
@@ -162,6 +164,13 @@ def memory(config: Config, placement: Placement) -> str:
     for role, size in checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {in_units(size)} more, if there is room")
     return "\n".join(lines)
+
+
+def stored(config: Config, placement: Placement) -> str:
+    """What it costs that rows lie on this host's disk."""
+    ranks = memory_of_ranks(config, placement)
+    left = memory_limit() - sum(count * ranks[role] for role, count in config.topology.counts.items())
+    return stored_rows.describe(config, config.rows.row_bytes, max(0.0, left))
 
 
 def memory_files(config: Config, placement: Placement, layout: NodeLayout, where: Site) -> str:
