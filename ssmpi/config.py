@@ -89,11 +89,6 @@ class Config:
         self._check_priority()
         self._check_evaluations()
         self._check_dense()
-        require(
-            not self.embedding.table_decay or self.sync.algorithm != "synchronous" or self.topology.replicas == 1,
-            "embedding.table_decay counts the steps of each trainer, and with sync.algorithm = 'synchronous' they"
-            " take one together: use one trainer with a larger data.batch_size, or embedding.weight_decay",
-        )
         object.__setattr__(self, "topology", dataclasses.replace(self.topology, homes=self.hierarchy.homes))
         for section in ("embedding", "sync"):
             derived = dataclasses.replace(getattr(self, section), shared_memory=self.run.shared_memory)

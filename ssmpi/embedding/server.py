@@ -86,13 +86,13 @@ class EmbeddingServer:
 
     def _push(self, source: int, thread: int, payload: np.ndarray) -> None:
         width, counted = self.arena.options.layout.width, self._counts is not None
-        numbered = self.arena.options.dtype != np.float32
-        pushed = wire.read_push(payload, width, counted=counted, numbered=numbered)
-        _, rows, gradients, times, bags, number = pushed
+        numbered, timed = self.arena.options.dtype != np.float32, self.arena.options.clock_bytes > 0
+        pushed = wire.read_push(payload, width, counted=counted, numbered=numbered, timed=timed)
+        _, rows, gradients, times, bags, number, clock = pushed
         if bags:
             rows, gradients, times = summed(pushed, bags)
         self.arena.check(rows)
-        self.arena.update(rows, gradients, pushed.factor, times, number)
+        self.arena.update(rows, gradients, pushed.factor, times, number, clock)
         self._applied.by_client[source] += 1
         if source in self._draining:
             self._answer_if_drained(source)

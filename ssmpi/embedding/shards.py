@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ssmpi.embedding import wire
+from ssmpi.embedding import table_decay, wire
 from ssmpi.embedding.keyed_memory import KeyMemory
 from ssmpi.embedding.keyed_table import KeyCounts
 from ssmpi.embedding.lookup import Lookup
@@ -153,10 +153,15 @@ class Tables:
         self._waiting, self._traffic = waiting or WaitOptions(), shards[0].traffic
         self.all_mapped = all(shard.rows for shard in shards)
         self._decays = options.settings.table_decay > 0
+        self.begin_clocks()
         self._in_flight: defaultdict[int, deque[list[MPIRequest]]] = defaultdict(deque)  # by thread
         self._statuses: dict[int, tuple[list[MPIRequest], np.ndarray, np.ndarray]] = {}  # by shard
         self._outcomes: dict[int, dict[str, Any]] = {}  # of a save, by shard
         self._paths: list[Path] = []
+
+    def begin_clocks(self) -> None:
+        """Those of tables begin anew, and so does this trainer's, of steps that all take together."""
+        self._clock = np.array(table_decay.BEGIN)
 
     @property
     def mapped(self) -> list[np.ndarray]:
@@ -208,7 +213,8 @@ class Tables:
         as ``update`` does. If all rows are mapped, one compiled call sums them by row and updates.
         """
         if self._decays or not self.all_mapped:
-            self._update(lookup, lookup.summed(gradients), factor, thread, lookup.pushed_bags(gradients))
+            bags = lookup.pushed_bags(gradients)
+            self._update(lookup, lookup.summed(gradients), factor, thread, bags, table_decay.OWN)
             return
         lookup.push(gradients, self.options.optimizer.numbers, factor)
         self._traffic.add_rows(2 * lookup.unique_count)  # read by the lookup, and updated
@@ -220,30 +226,36 @@ class Tables:
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply gradients float32 (rows, width) of unique rows: in place, or by a message to each PS without waiting;
-        those of at most ``pushes_in_flight`` batches are in flight. It is a step of all tables that decay.
+        those of at most ``pushes_in_flight`` batches are in flight. It is a step of all tables that decay, one of all
+        trainers together: each calls this in every step, with rows of its own or none, and then drains before any
+        looks up rows.
         """
-        self._update(lookup, gradients, factor, thread, {})
+        factor = float(np.float32(factor))  # as messages have it: all write the same clock
+        self._update(lookup, gradients, factor, thread, {}, self._clock)
+        self._clock = self._clock + np.array([1.0, factor])
 
     def _update(
         self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int,
-        pooled: Mapping[int, tuple[np.ndarray, wire.PushedBags]],
+        pooled: Mapping[int, tuple[np.ndarray, wire.PushedBags]], clock: np.ndarray,
     ) -> None:  # fmt: skip
-        """As ``update``; ``pooled`` is what goes to PSs that get gradients of bags (``Lookup.pushed_bags``)."""
+        """As ``update``; ``pooled`` is what goes to PSs that get gradients of bags (``Lookup.pushed_bags``), ``clock``
+        that of tables before the step.
+        """
         queue = self._in_flight[thread]
         while len(queue) >= self.options.settings.pushes_in_flight:
             wait_all(queue.popleft(), self._waiting, "the embedding PSs (to take a push)")
         times = lookup.occurrences() if self.tracking.counts else None
-        requests, rounded = list[MPIRequest](), self.options.dtype != np.float32
+        requests, tail = list[MPIRequest](), [np.array([lookup.number])] * (self.options.dtype != np.float32)
+        tail += [clock] * self._decays
         for index, (rows, shard) in enumerate(zip(lookup.parts, self.shards, strict=True)):
             if shard.rows:
                 counted = None if times is None else times[rows]
-                shard.rows.update(lookup.rows[rows], gradients[rows], factor, counted, lookup.number)
+                shard.rows.update(lookup.rows[rows], gradients[rows], factor, counted, lookup.number, clock)
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop or self._decays:
                 single, bags = pooled.get(index, (rows, None))
                 counted = None if times is None else times[single]
-                number = lookup.number if rounded else None
-                message = wire.push(factor, lookup.rows[single], gradients[single], counted, bags, number)
+                message = wire.push(factor, lookup.rows[single], gradients[single], counted, bags, tail)
                 self.sent.by_thread[thread][index] += 1  # before it is sent: one that is lost in flight counts
                 requests += shard.send(wire.PUSH, message, None, thread, Link.EMBEDDING_PUSH)
         if requests:
@@ -265,8 +277,10 @@ class Tables:
 
     def sweep(self, samples: int) -> list[KeyCounts]:
         """While nothing is in flight and no trainer looks up rows: let keyed tables free rows, after so many
-        ``samples`` of all trainers, and rows catch up with the decay of their tables; what each keyed one holds.
+        ``samples`` of all trainers, and rows catch up with the decay of their tables; what each keyed one holds. The
+        other trainers ``begin_clocks``.
         """
+        self.begin_clocks()
         message, size = np.array([samples], np.int64), 8 * len(self.placement.keyed) * len(KeyCounts._fields)
         answers, requests = [np.empty(size, np.uint8) for _ in self.shards], []
         for shard, answer in zip(self.shards, answers, strict=True):

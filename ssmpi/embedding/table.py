@@ -220,15 +220,16 @@ class RowArray:
             kernels.copy(self.weights, rows, weights)
 
     def update(
-        self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None, number: int = 0
-    ) -> None:
+        self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None, number: int = 0,
+        clock: np.ndarray = table_decay.OWN,
+    ) -> None:  # fmt: skip
         """Apply gradients float32 (n, dim) of unique rows int32 (n,) at ``factor`` times the learning rate; ``times``
         int32 (n,) is the number of accesses of each, None if they are not counted. Rows of 16 bits are rounded by the
-        ``number`` of the push. The gradients are used up.
+        ``number`` of the push; ``clock`` as ``before`` in ``table_decay.begin_step``. The gradients are used up.
         """
         numbers = self.options.optimizer.numbers
         if self._aging:
-            table_decay.begin_step(*self._aging, rows, factor, number)
+            table_decay.begin_step(*self._aging, rows, factor, number, clock)
         row_optimizers.update(numbers, self.weights, self.state, rows, gradients, factor, number)
         if times is not None:
             self.observe(rows, times)

@@ -4,9 +4,10 @@ weights of a dense optimizer do. FuxiCTR's ``embedding_regularizer`` is the same
 A row catches up when it is looked up. What happens to it without a gradient depends on nothing but itself, so that the
 steps that it missed can be taken then. The clock of a table has the number of its steps and the sum of their factors of
 the learning rate, and so has that of each row, as of the step that it took last; 0 for a row that has not begun. A push
-is a step of the table: its rows catch up, and take that step with their gradients. A pull computes what a row is now,
-and writes nothing. While training pauses, all rows catch up, and clocks begin anew: whatever reads rows then, or
-afterwards in a file, needs no clocks.
+is a step of the table: its rows catch up, and take that step with their gradients. A step that several trainers take
+together is one, though each pushes rows of its own, in any order: a push has the clock before it. A pull computes what
+a row is now, and writes nothing. While training pauses, all rows catch up, and clocks begin anew: whatever reads rows
+then, or afterwards in a file, needs no clocks.
 
 * ``sgd`` by a closed form; ``rowwise_adagrad`` too, for as many steps as add next to nothing to a sum of squares;
 * ``adam``, ``adamw`` step by step: at most twice the work of a dense optimizer, once for the pull and once for the
@@ -29,6 +30,7 @@ from ssmpi.runtime.optimizer_options import BETA1, BETA2, EPSILON, KIND, RATE, S
 
 CLOCK = 2  # float64 of a clock: steps, sum of factors
 BEGIN = 1.0, 0.0
+OWN = np.zeros(CLOCK)  # instead of a clock: that of the table
 TINY = 1e-12
 TOGETHER = 1e-3  # share of a sum of squares that steps may add which are taken together
 CHECK = 16  # steps between two checks of what has ended
@@ -56,13 +58,16 @@ def read(
 @njit(cache=True, nogil=True)
 def begin_step(
     numbers: np.ndarray, weights: np.ndarray, state: np.ndarray, clocks: np.ndarray, rows: np.ndarray, factor: float,
-    push_number: int,
+    push_number: int, before: np.ndarray,
 ) -> None:  # fmt: skip
     """Begin the table's next step, at ``factor`` times the learning rate: unique ``rows`` catch up, and count it as
-    theirs. ``push_number`` as in ``row_optimizers.update``. Lock-free: if two threads begin a step at the same instant,
-    it may count once.
+    theirs. ``push_number`` as in ``row_optimizers.update``. ``before`` float64 (CLOCK,) is the table's clock before a
+    step that several trainers take together, or OWN. Lock-free: those trainers write the same; if two threads begin
+    steps of their own at the same instant, they may count once.
     """
     steps, factors = clocks[-1, 0], clocks[-1, 1]
+    if before[0] > 0.0:
+        steps, factors = before[0], before[1]
     clocks[-1, 0], clocks[-1, 1] = steps + 1.0, factors + factor
     now, after = np.array((steps, factors)), np.array((steps + 1.0, factors + factor))
     values = np.empty(weights.shape[1], np.float32)

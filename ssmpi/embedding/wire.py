@@ -29,9 +29,12 @@ SWEEP    int64: how many samples all trainers have done, while they pause  int64
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from ssmpi.embedding.table_decay import OWN
 
 TEXT = 8192  # bytes of a reply that is text, padded with zeros
 PULL, PUSH, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES, FIND, SWEEP = range(10)
@@ -136,7 +139,8 @@ class PushedBags(NamedTuple):
 
 class Push(NamedTuple):
     """Single ``rows`` int32 (n,), unique, with their ``gradients`` float32 (n, width) and, where accesses are counted,
-    how many each has, ``times`` int32 (n,); and ``bags`` of other rows. Rows of 16 bits are rounded by its ``number``.
+    how many each has, ``times`` int32 (n,); and ``bags`` of other rows. Rows of 16 bits are rounded by its ``number``;
+    tables that decay have a ``clock``, float64 (2,), as ``before`` in ``table_decay.begin_step``.
     """
 
     factor: float
@@ -145,15 +149,16 @@ class Push(NamedTuple):
     times: np.ndarray | None
     bags: PushedBags | None
     number: int = 0
+    clock: np.ndarray = OWN
 
 
 def push(
     factor: float, rows: np.ndarray, gradients: np.ndarray, times: np.ndarray | None = None,
-    bags: PushedBags | None = None, number: int | None = None,
+    bags: PushedBags | None = None, tail: Sequence[np.ndarray] = (),
 ) -> np.ndarray:  # fmt: skip
     """The payload that has a ``Push``, float32 words: factor; how many rows, bags, ids of bags, and rows of bags; then
-    rows, gradients, times and, of bags, rows, gradients, ends, places and weights; and, if rows are rounded by it, the
-    ``number`` of the push, int64.
+    rows, gradients, times and, of bags, rows, gradients, ends, places and weights; and the ``tail``: if rows are
+    rounded by it, the number of the push, int64 (1,), and, if tables decay, the clock.
     """
     head, counts = np.empty(PUSH_HEAD, np.float32), [len(rows), 0, 0, 0]
     parts = [head, rows.view(np.float32), gradients.reshape(-1)]
@@ -163,17 +168,18 @@ def push(
         counts[1:] = len(bags.ends), len(bags.places), len(bags.rows)
         parts += [bags.rows.view(np.float32), bags.gradients.reshape(-1)]
         parts += [bags.ends.view(np.float32), bags.places.view(np.float32), bags.weights]
-    if number is not None:
-        parts.append(np.array([number]).view(np.float32))
+    parts += [each.view(np.float32) for each in tail]
     head[0], head[1:].view(np.int32)[:] = factor, counts
     return np.concatenate(parts)
 
 
-def read_push(payload: np.ndarray, width: int, *, counted: bool, numbered: bool = False) -> Push:
-    """What ``push`` wrote, without copies but for the ends of bags; with times if accesses are ``counted``, and
-    ``numbered`` if it has a number.
+def read_push(payload: np.ndarray, width: int, *, counted: bool, numbered: bool = False, timed: bool = False) -> Push:
+    """What ``push`` wrote, without copies but for the ends of bags; with times if accesses are ``counted``,
+    ``numbered`` if it has a number, and ``timed`` if it has a clock.
     """
-    words, number = payload.view(np.float32), 0
+    words, number, clock = payload.view(np.float32), 0, OWN
+    if timed:
+        words, clock = words[:-4], words[-4:].copy().view(np.float64)
     if numbered:
         words, number = words[:-2], int(words[-2:].copy().view(np.int64)[0])
     rows, bags, ids, unique = words[1:PUSH_HEAD].view(np.int32).tolist()
@@ -183,7 +189,7 @@ def read_push(payload: np.ndarray, width: int, *, counted: bool, numbered: bool 
     times = words[edge:end].view(np.int32) if counted else None
     return Push(
         float(words[0]), words[PUSH_HEAD:first].view(np.int32), words[first:edge].reshape(rows, width), times,
-        _pushed_bags(words[end:], (unique, bags, ids), width) if bags else None, number,
+        _pushed_bags(words[end:], (unique, bags, ids), width) if bags else None, number, clock,
     )  # fmt: skip
 
 
@@ -222,11 +228,13 @@ def key_bytes(keys: float) -> float:
     return 24 * keys
 
 
-def pushed_bytes(messages: float, rows: float, width: int, *, counted: bool = False, numbered: bool = False) -> float:
-    """Payload of so many PUSH messages with so many rows in all, with the accesses of each if they are ``counted``, and
-    ``numbered`` if they have a number.
+def pushed_bytes(
+    messages: float, rows: float, width: int, *, counted: bool = False, numbered: bool = False, timed: bool = False
+) -> float:
+    """Payload of so many PUSH messages with so many rows in all, with the accesses of each if they are ``counted``,
+    ``numbered`` if they have a number, and ``timed`` if they have a clock.
     """
-    return (4 * PUSH_HEAD + 8 * numbered) * messages + rows * (4 + 4 * width + 4 * counted)
+    return (4 * PUSH_HEAD + 8 * numbered + 16 * timed) * messages + rows * (4 + 4 * width + 4 * counted)
 
 
 def pushed_bag_bytes(bags: float, rows: float, ids: float, width: int, *, weighted: bool = False) -> float:

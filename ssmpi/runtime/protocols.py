@@ -100,7 +100,9 @@ class RowTables(Protocol):
     """A trainer's tables, as far as updates are concerned."""
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """Apply gradients float32 (unique rows, width) at ``factor`` times the learning rate; it may return before."""
+        """Apply gradients float32 (unique rows, width) at ``factor`` times the learning rate; it may return before. It
+        is the trainer's part, with rows of its own or none, in a step of all trainers.
+        """
 
     def drain(self) -> None:
         """Wait until every update of this trainer has been applied. Call while its worker threads are paused."""

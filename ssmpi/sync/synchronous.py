@@ -110,8 +110,8 @@ class CommonStep:
     def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
         """What all trainers need to know about a step before they take it; called first in every step.
 
-        ``counts`` int (trainers,) says how many rows go to whom. Returns this trainer's share of the examples, the
-        learning-rate factor, a mean over all examples, and the counts of all, (trainers, trainers).
+        ``counts`` int (trainers,) says how many rows go to whom. Returns the examples of all trainers, the
+        learning-rate factor, a mean over them, and the counts of all, (trainers, trainers).
         """
         rank, size = self._context.replicas.rank, self._context.replicas.size
         self._began = time.monotonic()
@@ -121,7 +121,7 @@ class CommonStep:
         wait(self._context.replicas.iallreduce(words), self._context.waiting, "the other trainers' step")
         total = words[0]
         self._examples, self._factor = float(examples), words[1] / max(total, 1.0)
-        return examples / total if total else 0.0, self._factor, words[2:].reshape(size, size).astype(int)
+        return total, self._factor, words[2:].reshape(size, size).astype(int)
 
     def take(self, model: DenseModel) -> bool:
         """Step by the mean gradient; False if no trainer had any. All trainers call, after ``agree``."""

@@ -26,7 +26,7 @@ class StepAgreement(Protocol):
     """See ``synchronous.CommonStep``."""
 
     def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
-        """Share of the examples, common factor, and how many rows each trainer sends to each other."""
+        """The examples of all, common factor, and how many rows each trainer sends to each other."""
 
 
 class SummedRows:
@@ -73,16 +73,15 @@ class SynchronousRows:
     def _update(self, keys: np.ndarray, gradients: np.ndarray, examples: int, factor: float, thread: int) -> None:
         size = self._context.replicas.size
         owners = keys % size
-        share, factor, counts = self._agreement.agree(examples, factor, np.bincount(owners, minlength=size))
+        total, factor, counts = self._agreement.agree(examples, factor, np.bincount(owners, minlength=size))
         order = np.argsort(owners, kind="stable")
-        sent = [keys[order], gradients[order] * np.float32(share)]
+        sent = [keys[order], gradients[order] * np.float32(examples / max(total, 1.0))]
         context = self._context
         ours, parts = to_owners(context.replicas, sent, counts, context.waiting, "the other trainers' row gradients")
         unique, places = np.unique(ours, return_inverse=True)
-        if len(unique):
+        if total and self._tables:  # a step, for tables that decay also without rows of this trainer
             summed = np.zeros((len(unique), self._width), np.float32)
             np.add.at(summed, places, parts)
-            assert self._tables
             self._tables.update(SummedRows(unique, self._servers, self._number), summed, factor, thread)
             self._tables.drain()
         self._number += 1

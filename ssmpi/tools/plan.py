@@ -207,7 +207,9 @@ def row_bytes(config: Config, placement: Placement) -> tuple[float, float]:
     size, numbered = config.rows.pulled_dtype.itemsize, config.embedding.precision != "fp32"
     pulled = wire.pulled_bytes(servers, singles, width, size) + of_bags
     of_bags = wire.pushed_bag_bytes(sums, ids, ids, width, weighted=weighted)
-    return pulled, wire.pushed_bytes(servers, singles, width, counted=counted, numbered=numbered) + of_bags
+    timed = config.embedding.table_decay > 0
+    pushed = wire.pushed_bytes(servers, singles, width, counted=counted, numbered=numbered, timed=timed)
+    return pulled, pushed + of_bags
 
 
 def has_weights(config: Config) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ssmpi import sync
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, scope_of
@@ -59,6 +60,8 @@ def serve_embeddings(config: Config, world: World, start: Start = BEGINNING) -> 
     writer = ArenaWriter(world.same_role_here).prefault(arena, config.checkpoint)
     server = EmbeddingServer(arena, service, writer, memory.address, address, applied)
     server.keys = keys.address if keys else b""
+    if sync.algorithm_of(config.sync).in_the_step:
+        arena.settle(0)  # rows that a kill left behind: trainers count the steps that they take together from here
     if not saving:
         if config.checkpoint.priority != "none" and world.index == 0:
             log.warning(NO_SAVES)

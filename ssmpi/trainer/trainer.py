@@ -300,6 +300,7 @@ class Trainer:
         if not (self.tables.placement.keyed or self.config.embedding.table_decay):
             return
         self._quiesce()
+        self.tables.begin_clocks()
         if self._results:
             counts = self.tables.sweep(self._feed.examples)
             self._results.swept(dict(zip(self._reader.manifest.features.keyed, counts, strict=True)))

@@ -96,11 +96,12 @@ def test_lists_of_one_id_are_features_with_one_id(tmp_path, alike, settings):
     assert_same(lists, ids)
 
 
-def test_synchronous_trainers_are_the_same_with_lists_of_one_id(tmp_path, alike):
+@pytest.mark.parametrize("decay", [0, 0.01])
+def test_synchronous_trainers_are_the_same_with_lists_of_one_id(tmp_path, alike, decay):
     """They exchange gradients of rows."""
     settings = (
         "topology.trainers=2", "sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1",
-        "data.handout=static",
+        "data.handout=static", f"embedding.table_decay={decay}",
     )  # fmt: skip
     ids, lists = (train_over_threads(tmp_path / folder.name, folder, *STEPS, *settings) for folder in alike)
     assert_same_model(lists, ids)

@@ -19,6 +19,7 @@ from ssmpi.config import load
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.table import Arena
 from ssmpi.model.options import DenseOptions
 from ssmpi.runtime.mpi import rank_memory
 from ssmpi.runtime.mpi.rank_memory import LostMemoryError, MemoryFile, Origin
@@ -168,6 +169,25 @@ def test_several_trainers_go_on_together(tmp_path, small_data, algorithm):
     assert (run.result["status"], run.result["examples"]) == ("complete", 6_000)
     check_sizes(tmp_path, load(run.folder / "run.toml"))
     assert run.result["iterations"] == pytest.approx(6_000 / 128, rel=0.3)
+
+
+def test_synchronous_trainers_and_tables_count_the_same_steps_after_a_kill(tmp_path, small_data):
+    """A row that nobody looked up has decayed by as many steps as there were: at least half as many as batches; and
+    some more where one trainer has batches left, or repeats one.
+    """
+    several = (
+        "topology.trainers=2", "sync.algorithm=synchronous", *BY["synchronous"], "topology.embedding_ps=2",
+        "embedding.prefetch=false", "embedding.optimizer=sgd", "embedding.rate=0.01", "embedding.table_decay=1",
+    )  # fmt: skip
+    kills = [Kill(Progress, "record", 20), Kill(Progress, "record", 10, after=True)]
+    run = train_with_kills(tmp_path, small_data, kills, *several)
+    config = load(run.folder / "run.toml")
+    steps, arena = run.result["iterations"] / 2, Arena(config.rows, placement_of(config), 0, config.run.seed)
+    part = max(arena.parts, key=lambda part: part.rows)
+    before, now = arena.weights[part.base :][: part.rows], run.tables()[part.table][part.first :: part.stride]
+    taken = np.median(np.log(np.abs(now / before))) / np.log(0.99)
+    assert abs(taken - round(taken)) < 0.01, "most rows were not looked up"
+    assert steps - 1 <= round(taken) <= 1.5 * steps
 
 
 def check_sizes(folder, config):

@@ -25,6 +25,7 @@ ADAGRAD = ("dense.initial_state=0.01",)
 ADAM = tuple(
     f"{part}.{key}" for part in ("dense", "embedding") for key in ("optimizer=adam", "rate=0.002", "epsilon=1e-4")
 )
+DECAY = "embedding.table_decay=0.02"
 OTHERS = [(SGD, 2, 1, "true"), (ADAGRAD, 3, 2, "false")]
 
 
@@ -79,20 +80,29 @@ def check_one_process(run):
 
 @pytest.mark.parametrize(
     ("optimizer", "trainers", "servers", "shared"),
-    [(ADAGRAD, 2, 1, "true"), (SGD, 3, 2, "false"), *in_soak(*OTHERS)],
+    [
+        (ADAGRAD, 2, 1, "true"), (SGD, 3, 2, "false"), ((*ADAGRAD, DECAY), 2, 2, "true"),
+        *in_soak(*OTHERS, ((*SGD, DECAY), 3, 2, "false")),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimizer, trainers, servers, shared):
-    """Rows that several trainers met in a step too, for either optimizer."""
+    """Rows that several trainers met in a step too, for either optimizer; and rows that none met decay once a step."""
     ranks = (f"topology.trainers={trainers}", f"topology.embedding_ps={servers}", f"run.shared_memory={shared}")
     passes = (f"data.passes={2 if trainers == 2 else 1}",)
     check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *optimizer, *ranks, *passes))
 
 
-@pytest.mark.parametrize("rows", ["adam", *in_soak("partial_rowwise_adam")])
-def test_synchronous_steps_of_adam_are_those_of_one_process(tmp_path, small_data, rows):
-    """A row that several trainers met in a step counts one step."""
-    ranks = ("topology.trainers=2", f"embedding.optimizer={rows}", "data.passes=1")
+@pytest.mark.parametrize(
+    ("rows", "decay", "trainers", "servers"),
+    [("adam", 0, 2, 1), ("adam", 0.001, 3, 2), *in_soak(("partial_rowwise_adam", 0, 2, 1), ("adamw", 0.01, 2, 2))],
+)
+def test_synchronous_steps_of_adam_are_those_of_one_process(tmp_path, small_data, rows, decay, trainers, servers):
+    """A row that several trainers met in a step counts one step; and so does one that none met, if tables decay."""
+    ranks = (
+        f"topology.trainers={trainers}", f"topology.embedding_ps={servers}", f"embedding.optimizer={rows}",
+        f"embedding.table_decay={decay}", "data.passes=1", f"run.shared_memory={str(not decay).lower()}",
+    )  # fmt: skip
     check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *ADAM, *ranks))
 
 

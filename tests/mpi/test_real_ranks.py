@@ -3,7 +3,7 @@
 import pytest
 from datasets import make_lists_dataset
 from runs import assert_same_bits, train_over_ranks, train_over_threads
-from test_gradients import ADAGRAD, SYNCHRONOUS, check_one_process
+from test_gradients import ADAGRAD, DECAY, SYNCHRONOUS, check_one_process
 from test_two_members import GROUP, ONE_LANE, assert_same, moved_by, ways
 
 ALONE = ("embedding.prefetch=false", "data.passes=2")
@@ -29,7 +29,7 @@ def test_lists_pooled_by_a_real_embedding_ps_give_the_bits_of_one_trainer(tmp_pa
 
 def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data):
     ranks = ("topology.trainers=3", "topology.embedding_ps=1", "data.passes=1")
-    run = train_over_ranks(tmp_path, small_data, *SYNCHRONOUS, *ADAGRAD, *ranks)
+    run = train_over_ranks(tmp_path, small_data, *SYNCHRONOUS, *ADAGRAD, DECAY, *ranks)
     check_one_process(run)
     assert run.result["examples"] == 6_000
     assert run.result["sync_gap_trainer"] <= 1.0  # whoever is out of data takes the others' steps, too

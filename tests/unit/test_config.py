@@ -259,16 +259,6 @@ PUSHED = ("sync.algorithm=async_ps", "topology.sync_ps=1")
             ("embedding.table_decay=10", "embedding.optimizer=sgd", "embedding.rate=0.1"),
             "embedding.rate * table_decay = 1: a step would shrink weights to 0 or beyond",
         ),
-        (
-            (
-                "embedding.table_decay=0.1",
-                "topology.trainers=2",
-                "sync.algorithm=synchronous",
-                "sync.pace=fixed_rate",
-                "sync.every_iterations=1",
-            ),
-            "embedding.table_decay counts the steps of each trainer",
-        ),
     ],
 )
 def test_optimizers_that_no_rank_could_compute_are_refused(tmp_path, overrides, message):

@@ -158,6 +158,43 @@ def test_a_step_that_needs_no_row_of_a_ps_is_a_step_there_too(mapped):
 
 
 @pytest.mark.parametrize("mapped", [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adam", "adamw"])
+def test_a_step_that_trainers_take_together_is_one(name, mapped):
+    """Each pushes rows of its own, to some PSs or none, in any order, and reaches PSs in its own way; over a pause, at
+    which the rate is cut. In turns of two PSs there is a step in which one of them gets no row.
+    """
+    options = row_options(4, optimizer=name, rate=RATE, epsilon=EPSILON, table_decay=DECAY, initial_state=3e-4, **BETAS)
+    arenas = [Arena(options, place((ROWS, ROWS), 2), server, 1) for server in range(2)]
+    dense = [Dense(arena, name, rate=RATE, decay=DECAY, epsilon=EPSILON, initial=3e-4) for arena in arenas]
+    ways = [mapped, mapped[::-1], mapped]
+    trainers = [
+        Tables([LocalShard(arena, mapped=here) for arena, here in zip(arenas, way, strict=True)], arenas[0].placement,
+               options)
+        for way in ways
+    ]  # fmt: skip
+    generator = np.random.default_rng(3)
+    for step in range(60):
+        factor = 1.0 if step < 30 else 0.3
+        if step == 30:
+            trainers[0].sweep(0)
+            for other in trainers[1:]:
+                other.begin_clocks()
+        given = [drawn(generator, 4) if step % 3 != server else (ALL[:0], np.empty((0, 4), "f4")) for server in (0, 1)]
+        for model, (rows, gradients) in zip(dense, given, strict=True):
+            model.step(rows, gradients, factor)
+        keys = np.concatenate([server * SERVER + rows.astype(np.int64) for server, (rows, _) in enumerate(given)])
+        gradients = np.concatenate([each for _, each in given])
+        for trainer in generator.permutation(len(trainers)):
+            own = keys % 2 == trainer  # the last one has none
+            trainers[trainer].update(SummedRows(keys[own], 2, step), gradients[own], factor, 0)
+            trainers[trainer].drain()
+        for arena, model in zip(arenas, dense, strict=True):
+            np.testing.assert_allclose(now(arena), model.rows, rtol=2e-4, atol=2e-5, err_msg=f"step {step}")
+    for arena in arenas:
+        np.testing.assert_allclose(arena.clocks[-1], [31.0, 9.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mapped", [(True, True), (True, False), (False, False)])
 def test_lists_are_pooled_from_rows_as_they_are_now(mapped):
     """Whoever pools: also mapped rows where the rows of the same bags come from PSs that pool."""
     options = row_options(4, optimizer="sgd", rate=0.1, table_decay=0.5, pooling="server")

@@ -123,16 +123,28 @@ def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, 
         assert run.result["bytes"]["rows_in_place"] == reference.result["bytes"]["rows_in_place"] > 0
 
 
-@pytest.mark.parametrize("optimizer", ["adam", *in_soak("sgd", "rowwise_adagrad")])
-def test_tables_that_decay_go_on_from_a_checkpoint_to_the_same_bits(tmp_path, small_data, optimizer):
+FALLING = ("schedule.decay_examples=20000",)
+TOGETHER = (  # the rate, if it changed, would be a matter of reports
+    "topology.trainers=2", "sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1",
+    "data.handout=static", "embedding.prefetch=false",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "more", "servers"),
+    [("adam", FALLING, 2), ("adam", TOGETHER, 3), *in_soak(("sgd", FALLING, 2), ("rowwise_adagrad", FALLING, 2))],
+    ids=["adam", "adam of two trainers that step together, then on 3 PSs", "sgd", "rowwise_adagrad"],
+)
+def test_tables_that_decay_go_on_from_a_checkpoint_to_the_same_bits(tmp_path, small_data, optimizer, more, servers):
     """As in the run that wrote it, although the rate changes: rows have caught up there, and clocks begin anew."""
     overrides = (
         *ONE, *DEEPFM, "embedding.table_decay=0.01", f"embedding.optimizer={optimizer}", "embedding.rate=0.01",
-        "schedule.decay_examples=20000", "checkpoint.every_examples=7000", "topology.embedding_ps=2",
+        "checkpoint.every_examples=7000", *more,
     )  # fmt: skip
-    whole = train_over_threads(tmp_path / "whole", small_data, *overrides)
+    whole = train_over_threads(tmp_path / "whole", small_data, *overrides, "topology.embedding_ps=2")
     (only,) = Store(whole.folder).committed()
     assert 7000 <= read_manifest(only).state["examples"] < 9000
+    overrides = (*overrides, f"topology.embedding_ps={servers}")
     write_run_file(tmp_path / "again", small_data, *overrides)
     shutil.copytree(whole.folder / "checkpoints", tmp_path / "again/run/checkpoints")
     run = train_over_threads(tmp_path / "again", small_data, *overrides, resume=True)

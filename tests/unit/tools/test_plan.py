@@ -92,13 +92,15 @@ def test_rows_are_as_wide_as_the_network_reads_them(tmp_path, small_data, overri
 
 
 def test_rows_of_16_bits(tmp_path, small_data):
-    """Half of the weights' bytes, in memory and where they are pulled; tables that decay send what they compute."""
+    """Half of the weights' bytes, in memory and where they are pulled; those that decay send what they compute, and get
+    clocks.
+    """
     half = "embedding.precision=bf16"
     config, placement = read(tmp_path, small_data, half), place([10] * 26, 1)
     assert " rows x 16 in bf16 (36 bytes a row, 68 in fp32), " in plan.describe(config)
     assert plan.row_bytes(config, placement) == (16 + 128 * 26 * (4 + 32), 28 + 128 * 26 * (4 + 64))
     decaying = read(tmp_path, small_data, half, "embedding.table_decay=0.1")
-    assert plan.row_bytes(decaying, placement)[0] == 16 + 128 * 26 * (4 + 64)
+    assert plan.row_bytes(decaying, placement) == (16 + 128 * 26 * (4 + 64), 28 + 16 + 128 * 26 * (4 + 64))
     assert " (52 bytes a row, 84 in fp32), " in plan.describe(decaying)
 
 

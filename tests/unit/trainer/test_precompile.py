@@ -43,6 +43,7 @@ CASES = [
     *(("keys", (*settings, EXPIRING)) for settings in WHERE),
     *(("lists", (*WHERE[-1], f"embedding.pooling={pooling}")) for pooling in ("server", "trainer")),
     ("ids", (*WHERE[1], *SYNCHRONOUS)),
+    ("ids", (*WHERE[-1], *SYNCHRONOUS, "embedding.table_decay=0.1")),
     ("ids", (*WHERE[1], "embedding.precision=bf16")),
     ("keys", (*WHERE[-1], EXPIRING, "embedding.precision=fp16")),
 ]
