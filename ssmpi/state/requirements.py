@@ -207,14 +207,16 @@ def check_memory(config: Config) -> None:
 
 def check_storage(config: Config, placement: Placement) -> None:
     """DataError unless this host's disk takes the rows of all PSs, if they are to be there. Dynamic tables have their
-    first step.
+    first step. Files of launches that have ended count as room: this one goes on with them or replaces them.
     """
     if not config.embedding.storage:
         return
     folder, keys = Path(config.embedding.storage), [KeyMemory(placement, s) for s in range(placement.servers)]
     memory_folder.check_disk(folder)
     rows = sum(each.first_of(part) for s, each in enumerate(keys) for part in placement.parts_of(s))
-    if why := lacking(rows * config.rows.row_bytes, memory_folder.file_system(folder).free):
+    left = [each for each in memory_folder.all_in(folder) if not memory_folder.in_use(each)]
+    room = memory_folder.file_system(folder).free + sum(sum(memory_folder.files_in(each).values()) for each in left)
+    if why := lacking(rows * config.rows.row_bytes, room):
         raise NoRoomError(folder, why)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from ssmpi.config import Config
-from ssmpi.data.schema import VOCABULARY_NAME, read_manifest
-from ssmpi.runtime.files.hdf5 import opened
+from ssmpi.data.schema import VOCABULARY_NAME
+from ssmpi.runtime.errors import DataError
+from ssmpi.runtime.files.hdf5 import UNREADABLE, opened
 from ssmpi.tools.units import in_units
 
 READ_SECONDS = 100e-6  # assumed: of a page from a local SSD
@@ -22,11 +22,11 @@ HALVINGS = 60
 def describe(config: Config, row_bytes: int, room: float) -> str:
     """Which share of lookups misses ``room`` bytes of memory, and how fast a thread can be then at most."""
     data = Path(config.data.folder)
-    counts = list(occurrences(data))
+    counts, examples = occurrences(data)
     if not counts:
-        return f"rows on disk: lookups that miss memory are not known without counts in {data / VOCABULARY_NAME}"
+        return f"rows on disk: lookups that miss memory are not known without counts of all ids in {VOCABULARY_NAME}"
     share = missed(counts, row_bytes, room)
-    if not (misses := share * len(read_manifest(data).features.sparse)):
+    if not (misses := share * sum(int(table.sum()) for table in counts) / examples):
         return f"rows on disk: all of them fit in the {in_units(room)} of memory that are left for them"
     return (
         f"rows on disk: with {in_units(room)} of memory left for them {share:.2%} of the lookups have to read,"
@@ -35,17 +35,22 @@ def describe(config: Config, row_bytes: int, room: float) -> str:
     )
 
 
-def occurrences(data: Path) -> Iterator[np.ndarray]:
-    """Of each feature with ids, how often these occur, int64 (ids,), in the order of their rows. The first is that of
-    missing and of rare tokens.
+def occurrences(data: Path) -> tuple[list[np.ndarray], int]:
+    """Of each feature, how often its ids occur, int64 (ids,), in the order of their rows, and in how many examples. The
+    first is that of missing and of rare tokens. Empty if a feature has no such counts: its ids are hashed, or keys.
+    DataError if the vocabulary is damaged.
     """
-    if (path := data / VOCABULARY_NAME).is_file():
+    if not (path := data / VOCABULARY_NAME).is_file():
+        return [], 0
+    try:
         with opened(path) as file:
-            rows = json.loads(file.attrs["about"])["fitted_rows"]
-            for group in file.values():
-                if isinstance(group, h5py.Group) and "count" in group:
-                    found = group["count"][:]
-                    yield np.concatenate([[max(0, rows - found.sum())], found])
+            about = json.loads(file.attrs["about"])
+            if about["max_ind_range"] or about.get("hashed") or about.get("keyed"):
+                return [], 0
+            examples, found = int(about["fitted_rows"]), [group["count"][:] for group in file.values()]
+    except UNREADABLE as error:
+        raise DataError(f"{path}: cannot be read ({error}); prepare the data again") from error
+    return [np.concatenate([[max(0, examples - each.sum())], each]) for each in found], examples
 
 
 def missed(counts: Iterable[np.ndarray], row_bytes: int, room: float) -> float:

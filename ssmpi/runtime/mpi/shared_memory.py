@@ -137,9 +137,12 @@ class NoRoomError(DataError):
     """A disk has no room for rows."""
 
     def __init__(self, folder: Path, why: str) -> None:
-        super().__init__(
-            f"embedding.storage: no room in {folder}: {why}. Make room there, or name a folder on a larger disk"
-        )
+        super().__init__(folder, why)  # both, so that it can be pickled
+        self.folder, self.why = folder, why
+
+    def __str__(self) -> str:
+        remedy = "make room there, or name a folder on a larger disk"
+        return f"embedding.storage: no room in {self.folder}: {self.why}; {remedy}"
 
 
 def nameless(folder: Path) -> int:

@@ -1,5 +1,6 @@
 """A run that cannot fit in a host's memory is told so, with what would make it fit, before anything starts."""
 
+import fcntl
 import re
 
 import pytest
@@ -57,6 +58,14 @@ def test_rows_on_disk_need_room_there_and_no_memory(tmp_path, small_data, disk, 
     monkeypatch.setattr(memory_folder, "file_system", lambda _: system._replace(free=size - 1))
     with pytest.raises(DataError, match=f"no room in {disk}: {size:,} bytes are needed, {size - 1:,} are free"):
         launch.launch(RunRequest(run_file, [rows]), None, False)
+    left = memory_folder.of_launch(str(disk), "before") / "embedding_ps-0"
+    left.parent.mkdir()
+    left.write_bytes(b"0")  # of a launch that was killed: the next one goes on with it, or replaces it
+    assert launch.launch(RunRequest(run_file, [rows]), None, False) == 0
+    with left.open("r+b") as file:
+        memory_folder.hold(file.fileno(), fcntl.F_RDLCK)  # of one that runs
+        with pytest.raises(DataError, match=f"{size - 1:,} are free"):
+            launch.launch(RunRequest(run_file, [rows]), None, False)
 
 
 def test_plan_and_launch_refuse_it(tmp_path, small_data, monkeypatch, capsys):

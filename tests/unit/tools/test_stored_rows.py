@@ -1,13 +1,18 @@
 """The forecast of lookups that miss memory, beside a cache that is played out."""
 
+import json
 import mmap
+import shutil
 from collections import OrderedDict
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
 from ssmpi.config import load
+from ssmpi.data.schema import read_manifest
+from ssmpi.runtime.errors import DataError
 from ssmpi.tools.plan import describe as plan
 from ssmpi.tools.stored_rows import missed, occurrences
 
@@ -48,15 +53,31 @@ def test_nothing_misses_where_all_fits():
     assert missed(counts, mmap.PAGESIZE, 0.0) == pytest.approx(1.0)
 
 
-def test_plan_prints_it(tmp_path, small_data, disk, monkeypatch):
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(f"data.folder = '{small_data}'\nembedding.storage = '{disk}'")
-    assert "are not known without counts in" in plan(load(run_file))
-    with h5py.File(tmp_path / "vocabulary.h5", "w") as file:
-        file["C1/count"], file["C2/token"] = [4, 2, 1], np.arange(3)
-        file.attrs["about"] = '{"fitted_rows": 10}'
-    assert [each.tolist() for each in occurrences(tmp_path)] == [[3, 4, 2, 1]]
-    monkeypatch.setattr("ssmpi.tools.stored_rows.occurrences", lambda _: [np.full(6400, 2)])
+ABOUT = {"fitted_rows": 10, "max_ind_range": 0}
+
+
+def write_vocabulary(data, about, names):
+    with h5py.File(data / "vocabulary.h5", "w") as file:
+        file.attrs["about"] = json.dumps(about)
+        for name in names:
+            file[f"{name}/count"] = [4, 2, 1]
+
+
+def test_plan_prints_what_the_vocabulary_says(tmp_path, small_data, disk, monkeypatch):
+    data, run_file = Path(shutil.copytree(small_data, tmp_path / "data")), tmp_path / "run.toml"
+    run_file.write_text(f"data.folder = '{data}'\nembedding.storage = '{disk}'")
+    names = read_manifest(data).features.sparse
+    unknown = "are not known without counts of all ids"
+    assert unknown in plan(load(run_file))
+    for other in ({"max_ind_range": 9}, {"hashed": {"C1": 3}}, {"keyed": ["C1"]}):
+        write_vocabulary(data, ABOUT | other, names)
+        assert unknown in plan(load(run_file))
+    write_vocabulary(data, ABOUT, names)
+    assert [each.tolist() for each in occurrences(data)[0]] == [[3, 4, 2, 1]] * 26
+    assert "all of them fit in the" in plan(load(run_file))
     monkeypatch.setattr("ssmpi.tools.plan.memory_limit", lambda: 0.0)
     said = "with 0 B of memory left for them 100.00% of the lookups have to read, 26 an example: at most 385 examples/s"
     assert said in plan(load(run_file))
+    (data / "vocabulary.h5").write_bytes(b"no HDF5")
+    with pytest.raises(DataError, match=r"vocabulary.h5: cannot be read .*; prepare the data again"):
+        plan(load(run_file))
