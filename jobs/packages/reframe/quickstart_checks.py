@@ -11,7 +11,7 @@ import reframe.utility.sanity as sn
 from reframe.core.builtins import fixture, performance_function, run_after, sanity_function, variable
 
 CHECKOUT = Path(__file__).parents[3]
-# README's seven runs, .7594 to .7643, and as much again: one run in four lies outside of what seven others span
+# seven runs, .7594 to .7643, and as much again: one run in four lies outside of what seven others span
 NE = 0.757, 0.767
 EPS = {  # by system and partition of ReFrame: EPS, and what a run may fall short of it; elsewhere it is only reported
     "*": {"eps": (0, None, None, "1/s")},
