@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from data_prep.files import whole
@@ -24,6 +23,7 @@ from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.token_tables import lookup_table
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, expected_collisions
+from ssmpi.data.schema import vocabulary_group, vocabulary_group_name
 from ssmpi.runtime.documents import parse_json
 from ssmpi.runtime.errors import DamageError, DataError
 from ssmpi.runtime.files import hdf5
@@ -151,7 +151,7 @@ def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attribut
     with whole(path) as beside, hdf5_file.create(beside, content) as out:
         cardinalities, sizes = [], []
         for name, merged in features.items():
-            group = out.create_group(_group_name(name))
+            group = out.create_group(vocabulary_group_name(name))
             hdf5_file.write(group, "token", merged.tokens, "<u8" if "features" in attributes else "<u4")
             hdf5_file.write(group, "count", merged.counts, "<i8")
             cardinalities.append(_cardinality(name, len(merged.tokens), attributes))
@@ -160,19 +160,6 @@ def write_vocabulary(path: Path, features: Mapping[str, MergedFeature], attribut
             raise DataError("more than 2**31 ids for one feature: use --max-ind-range or --min-count")
         body = {"format": FORMAT, "version": VERSION, "cardinalities": cardinalities, "sizes": sizes, **attributes}
         out.attrs["about"] = json.dumps(body)
-
-
-def _group_name(feature: str) -> str:
-    """Of a feature, in which HDF5 would take a slash, and a dot alone, for a path."""
-    if feature == ".":
-        return "%2E"
-    return feature.replace("%2", "%252").replace("/", "%2F")
-
-
-def _group(file: h5py.File, feature: str) -> h5py.Group:
-    """The group of a feature; of one with a slash also where earlier versions put it."""
-    name = _group_name(feature)
-    return file[name if name in file else feature]
 
 
 def _cardinality(name: str, tokens: int, about: Mapping[str, Any]) -> int:
@@ -242,7 +229,7 @@ class Vocabulary:
         """``token`` uint32 or ``count`` int64 of one feature, in id order."""
         try:
             with hdf5.opened(self.path) as file:
-                column: np.ndarray = _group(file, self.names[feature])[name][:]
+                column: np.ndarray = vocabulary_group(file, self.names[feature])[name][:]
         except hdf5.UNREADABLE as error:
             place = f"{self.names[feature]}/{name}"
             raise DamageError(self.path, f"damaged at {place} ({error})", "make it again") from error
@@ -261,7 +248,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         with hdf5.opened(path) as file:
             about = parse_json(file.attrs["about"])
             names = about.get("features", CRITEO.sparse)
-            expected = [_cardinality(name, len(_group(file, name)["token"]), about) for name in names]
+            expected = [_cardinality(name, len(vocabulary_group(file, name)["token"]), about) for name in names]
         found = (about["format"], about["version"])
         if found != (FORMAT, VERSION):
             raise DamageError(path, f"format {found}, this program reads {(FORMAT, VERSION)}", "make it again")

@@ -154,6 +154,19 @@ class DatasetManifest:
         return self.splits[name]
 
 
+def vocabulary_group_name(feature: str) -> str:
+    """Of the group of a feature: HDF5 would take a slash in its name, and a dot alone, for a path."""
+    if feature == ".":
+        return "%2E"
+    return feature.replace("%2", "%252").replace("/", "%2F")
+
+
+def vocabulary_group(file: h5py.File, feature: str) -> h5py.Group:
+    """The group of a feature in ``vocabulary.h5``; of one with a slash also where earlier versions put it."""
+    name = vocabulary_group_name(feature)
+    return file[name if name in file else feature]
+
+
 def version_of(lists: bool, keys: bool) -> int:
     """Of the schema, for sets with ``lists`` or ``keys``."""
     return WITH_KEYS if keys else WITH_LISTS if lists else ONE_ID

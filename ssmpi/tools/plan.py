@@ -23,6 +23,7 @@ from ssmpi.runtime.row_layout import RowLayout
 from ssmpi.runtime.topology import Role
 from ssmpi.runtime.traffic import Link
 from ssmpi.runtime.words import counted
+from ssmpi.state import stored_rows
 from ssmpi.state.requirements import (
     checkpoint_copies,
     composed,
@@ -35,7 +36,7 @@ from ssmpi.state.requirements import (
 )
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS, algorithm_of
 from ssmpi.sync.synchronous_rows import row_gradient_bytes
-from ssmpi.tools import group_plan, stored_rows
+from ssmpi.tools import group_plan
 from ssmpi.tools.units import in_units
 
 
@@ -170,7 +171,8 @@ def stored(config: Config, placement: Placement) -> str:
     """What it costs that rows lie on this host's disk."""
     ranks = memory_of_ranks(config, placement)
     left = memory_limit() - sum(count * ranks[role] for role, count in config.topology.counts.items())
-    return stored_rows.describe(config, config.rows.row_bytes, max(0.0, left))
+    counts, room = stored_rows.occurrences(Path(config.data.folder), placement.cardinalities), max(0.0, left)
+    return f"rows on disk: with {in_units(room)} of memory left for them {counts.misses(config.rows.row_bytes, room)}"
 
 
 def memory_files(config: Config, placement: Placement, layout: NodeLayout, where: Site) -> str:

@@ -13,8 +13,8 @@ import pytest
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 from ssmpi.runtime.errors import DataError
+from ssmpi.state.stored_rows import missed, occurrences
 from ssmpi.tools.plan import describe as plan
-from ssmpi.tools.stored_rows import missed, occurrences
 
 ROW = 64  # bytes: so many rows a page
 PER_PAGE = mmap.PAGESIZE // ROW
@@ -53,28 +53,33 @@ def test_nothing_misses_where_all_fits():
     assert missed(counts, mmap.PAGESIZE, 0.0) == pytest.approx(1.0)
 
 
-ABOUT = {"fitted_rows": 10, "max_ind_range": 0}
+@pytest.mark.parametrize("row", [520, mmap.PAGESIZE, 3 * mmap.PAGESIZE])
+def test_of_rows_that_are_used_alike_those_miss_for_which_there_is_no_room(row):
+    assert missed([np.full(70_000, 9)], row, 0.3 * 70_000 * row) == pytest.approx(0.7, abs=1e-3)
 
 
-def write_vocabulary(data, about, names):
+def write_vocabulary(data, sizes, **more):
+    """Of Criteo's features, whose tokens occur three times, twice and then once each, in as many rows as all have."""
     with h5py.File(data / "vocabulary.h5", "w") as file:
-        file.attrs["about"] = json.dumps(about)
-        for name in names:
-            file[f"{name}/count"] = [4, 2, 1]
+        file.attrs["about"] = json.dumps({"fitted_rows": sum(sizes), **more})
+        for n, size in enumerate(sizes):
+            file[f"C{n + 1}/count"] = [3, 2, *[1] * (size - 4)]
 
 
 def test_plan_prints_what_the_vocabulary_says(tmp_path, small_data, disk, monkeypatch):
+    """Also that of ids in a range, which are counted in it."""
     data, run_file = Path(shutil.copytree(small_data, tmp_path / "data")), tmp_path / "run.toml"
     run_file.write_text(f"data.folder = '{data}'\nembedding.storage = '{disk}'")
-    names = read_manifest(data).features.sparse
+    sizes = read_manifest(data).cardinalities
     unknown = "are not known without counts of all ids"
     assert unknown in plan(load(run_file))
-    for other in ({"max_ind_range": 9}, {"hashed": {"C1": 3}}, {"keyed": ["C1"]}):
-        write_vocabulary(data, ABOUT | other, names)
-        assert unknown in plan(load(run_file))
-    write_vocabulary(data, ABOUT, names)
-    assert [each.tolist() for each in occurrences(data)[0]] == [[3, 4, 2, 1]] * 26
-    assert "all of them fit in the" in plan(load(run_file))
+    write_vocabulary(data, [*sizes[:-1], sizes[-1] + 1])  # of other data
+    assert unknown in plan(load(run_file))
+    write_vocabulary(data, sizes, max_ind_range=9)
+    found = occurrences(data, sizes)
+    assert found.tables[1][:4].tolist() == [sum(sizes) - sizes[1] - 1, 3, 2, 1]
+    assert (found.sizes(), found.sizes(2), found.sizes(3)) == (list(sizes), [4] * 26, [3] * 26)
+    assert "no lookup has to read" in plan(load(run_file))
     monkeypatch.setattr("ssmpi.tools.plan.memory_limit", lambda: 0.0)
     said = "with 0 B of memory left for them 100.00% of the lookups have to read, 26 an example: at most 385 examples/s"
     assert said in plan(load(run_file))
