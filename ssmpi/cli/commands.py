@@ -136,7 +136,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from ssmpi.data.schema import read_manifest
     from ssmpi.runtime.files.run_files import is_run_folder
     from ssmpi.runtime.host.host_memory import memory_limit
-    from ssmpi.state.requirements import check_storage, misfit, placement_of, splits_to_score
+    from ssmpi.state.requirements import check_storage, misfit, placement_of, splits_to_score, this_host
     from ssmpi.tools import plan as planner
     from ssmpi.tools import recovery_plan
 
@@ -157,8 +157,12 @@ def plan(arguments: argparse.Namespace) -> int:
     if where:
         return 0
     check_storage(config, placement)
-    if why := misfit(config, features, placement, memory_limit()):
+    if why := misfit(config, placement, memory_limit()):
         raise TopologyError(why)
+    needed = this_host(config, placement).need / 1e9
+    print(
+        f"\nall ranks together need {needed:,.1f} GB of memory, and this host has {memory_limit() / 1e9:,.1f}: they fit"
+    )
     return 0
 
 

@@ -13,7 +13,11 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.runtime.errors import TopologyError
 from ssmpi.runtime.topology import Role, Topology
 from ssmpi.runtime.words import counted
-from ssmpi.state.requirements import checkpoint_copies, memory_of_ranks, placement_of
+from ssmpi.state.requirements import Host, alternatives, checkpoint_copies, memory_of_ranks, placement_of
+
+
+class NoMemoryError(TopologyError):
+    """A node has too little memory for its ranks."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,14 @@ class NodeLayout:
             lines.append(f"  node {node}: {need.cores} of {site.node.cores} cores{crowded}, {memory}: {names}")
         return "\n".join(lines)
 
+    def loads(self) -> list[Host]:
+        """What is on each node."""
+        holders = self.topology.ranks_of(Role.EMBEDDING_PS) or range(1)
+        return [
+            Host(self.need_of(node).bytes, sum(rank in holders for rank in self.ranks_on(node)))
+            for node in range(self.count)
+        ]
+
     def hosts(self, names: list[str]) -> list[str]:
         """The host of each rank, given the nodes' names."""
         if len(names) < self.count:
@@ -103,9 +115,22 @@ class NodeLayout:
 
 
 def layout_of(config: Config, site: Site, placement: Placement | None = None) -> NodeLayout:
-    """The layout of a run; reads the data's manifest unless ``placement`` says where rows go."""
+    """The layout of a run; reads the data's manifest unless ``placement`` says where rows go. TopologyError, with what
+    would make them fit, if the ranks do not.
+    """
+
+    def laid(config: Config, placement: Placement) -> NodeLayout:
+        return lay_out(config.topology, site, memory_of_ranks(config, placement), checkpoint_copies(config, placement))
+
     placement = placement or placement_of(config)
-    return lay_out(config.topology, site, memory_of_ranks(config, placement), checkpoint_copies(config, placement))
+    try:
+        return laid(config, placement)
+    except NoMemoryError as error:
+        limit, placed = site.node.memory_gb * 1e9, site.placement
+        found = alternatives(config, placement, limit, lambda *run: laid(*run).loads(), more_hosts=True)
+        others = ["lower placement.trainers_per_node"] * (placed.trainers_per_node > 1)
+        others += ['set placement.servers = "packed"'] * (placed.servers == "spread")
+        raise TopologyError(f"{error}{found}{' or '.join(others) or 'take nodes with more memory'}") from None
 
 
 def lay_out(
@@ -156,10 +181,9 @@ def _check(layout: NodeLayout, site: Site) -> None:
     for node in range(layout.count):
         need, names = layout.need_of(node), layout.topology.names_of(layout.ranks_on(node))
         if need.bytes > site.node.memory_gb * 1e9:
-            raise TopologyError(
+            raise NoMemoryError(
                 f"does not fit: node {node} ({names}) needs {need.bytes / 1e9:,.1f} GB of memory, the site's nodes"
-                f" have {site.node.memory_gb:g}: raise topology.embedding_ps so that each holds less and there are"
-                ' nodes for them (placement.servers = "packed"), or lower placement.trainers_per_node'
+                f" have {site.node.memory_gb:g}"
             )
         if need.cores > site.node.cores and site.scheduler:
             raise TopologyError(

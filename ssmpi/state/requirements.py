@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ssmpi.config import Config
 from ssmpi.data.features import Features
 from ssmpi.data.schema import DatasetManifest, read_manifest
 from ssmpi.embedding.keyed_memory import KeyMemory
-from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import scope_of
 from ssmpi.model import custom_network
 from ssmpi.model.network import floats_in
@@ -31,10 +32,12 @@ from ssmpi.runtime.quality import BINS, SUMS
 from ssmpi.runtime.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.runtime.settings import COUNT
 from ssmpi.runtime.topology import Role
+from ssmpi.state.stored_rows import occurrences
 from ssmpi.sync import RoundCost, algorithm_of
 
 A_DISK = "/local/disk"  # of the user
 LOWERED = ("data.block_rows", "data.batch_size", "embedding.dim", "topology.threads", "topology.trainers")
+MIN_COUNT, MIN_COUNTS = "ssmpi-prepare ... --min-count", (2, 3, 4, 5, 8, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def composed(config: Config, features: Features) -> Config:
@@ -196,12 +199,12 @@ def check_memory(config: Config) -> None:
     is left to its ranks to report.
     """
     try:
-        features = read_manifest(Path(config.data.folder)).features
-        config, placement = config.over(features), placement_of(config)
+        config = config.over(read_manifest(Path(config.data.folder)).features)
+        placement = placement_of(config)
     except UserError:
         return
     check_storage(config, placement)
-    if why := misfit(config, features, placement, memory_limit()):
+    if why := misfit(config, placement, memory_limit()):
         raise TopologyError(f"{why}. 'ssmpi launch --ignore-memory' starts it anyway")
 
 
@@ -220,39 +223,96 @@ def check_storage(config: Config, placement: Placement) -> None:
         raise NoRoomError(folder, why)
 
 
-def misfit(config: Config, features: Features, placement: Placement, limit: float) -> str:
+class Host(NamedTuple):
+    """The memory in bytes that the ranks of a host ``need``, and how many PSs with rows are among them: the first
+    trainer is one if there is none.
+    """
+
+    need: float
+    holders: int
+
+
+def this_host(config: Config, placement: Placement, *, first: bool = True) -> Host:
+    """With all ranks. Dynamic tables have their ``first`` step, or are full."""
+    ranks = memory_of_ranks(config, placement, first=first)
+    return Host(sum(count * ranks[role] for role, count in config.topology.counts.items()), placement.servers)
+
+
+def room_for_rows(hosts: Sequence[Host], limit: float) -> float:
+    """Bytes of memory that are left for rows on the disks of hosts with ``limit`` bytes each."""
+    return sum(max(0.0, limit - host.need) for host in hosts if host.holders)
+
+
+def misfit(config: Config, placement: Placement, limit: float) -> str:
     """Why all ranks do not fit in ``limit`` bytes of one host, and what would help; empty if they fit. Dynamic tables
     have their first step.
     """
-
-    def fits(name: str, value: object) -> bool:
-        with contextlib.suppress(UserError):  # not a valid value, or a network that does not take these features
-            return _needed(config.changed(name, value).over(features), placement) <= limit
-        return False
-
-    if (needed := _needed(config, placement)) <= limit:
+    needed = this_host(config, placement).need
+    if needed <= limit:
         return ""
-    choices = ((name, next((value for value in values if fits(name, value)), None)) for name, values in _less(config))
-    found = [f"{name} = {json.dumps(value)}" for name, value in choices if value is not None]
-    alone = f"{' or '.join(found)} would make it fit" if found else "no setting alone makes it fit"
+    found = alternatives(config, placement, limit, lambda *changed: [this_host(*changed)])
     return (
-        f"does not fit: all ranks together need {needed / 1e9:,.1f} GB of memory, and this host has {limit / 1e9:,.1f}:"
-        f" {alone}; a site file (--site) puts the ranks on several hosts"
+        f"does not fit: all ranks together need {needed / 1e9:,.1f} GB of memory, and this host has {limit / 1e9:,.1f}"
+        f"{found}a site file (--site) puts the ranks on several hosts"
     )
 
 
-def _needed(config: Config, placement: Placement) -> float:
-    ranks = memory_of_ranks(config, placement, first=True)
-    return sum(count * ranks[role] for role, count in config.topology.counts.items())
-
-
-def _less(config: Config) -> Iterator[tuple[str, Sequence[object]]]:
-    """Settings with values that may need less memory: rows of 16 bits or on a disk; halves, quarters and so on, the
-    largest first; other networks.
+def alternatives(
+    config: Config,
+    placement: Placement,
+    limit: float,
+    hosts_of: Callable[[Config, Placement], Sequence[Host]],
+    *,
+    more_hosts: bool = False,
+) -> str:
+    """What alone would make a run fit, as the middle of a sentence: each change on a line, with the memory that the
+    fullest host needs then. ``hosts_of`` are the hosts of a changed run, of ``limit`` bytes each; UserError if it fails
+    for another reason.
     """
-    settings = config.flat()
+    counts = occurrences(Path(config.data.folder), placement.cardinalities)
+    features = Features.numbered(config.network.inputs.dense, len(placement.cardinalities))
+    sizes = [0 if table in placement.dynamic else rows for table, rows in enumerate(placement.cardinalities)]
+
+    def changed(name: str, value: Any) -> tuple[Config, Placement]:
+        by_count = name == MIN_COUNT
+        run = config if by_count else config.changed(name, value).over(features)
+        rows, servers = counts.sizes(value) if by_count else sizes, max(1, run.topology.embedding_ps)
+        return run, place(rows, servers, run.embedding.dynamic, placement.names, placement.lengths)
+
+    def fitting(name: str, value: object) -> str:
+        with contextlib.suppress(UserError):  # not a valid value, or a network that does not take these features
+            run, placed = changed(name, value)
+            hosts = hosts_of(run, placed)
+            if (most := max(host.need for host in hosts)) > limit:
+                return ""
+            line = f"\n  {name} {'' if name == MIN_COUNT else '= '}{json.dumps(value)}: {most / 1e9:,.1f} GB of memory"
+            if name == MIN_COUNT:
+                line += f", {sum(placed.cardinalities):,} of {sum(placement.cardinalities):,} rows are left"
+            if name == "embedding.storage":
+                rows, row = sum(placed.cardinalities), run.rows.row_bytes
+                disk = row * min(rows, placed.most_rows * max(host.holders for host in hosts))
+                line += f", {disk / 1e9:,.1f} GB of disk; {counts.misses(row, room_for_rows(hosts, limit))}"
+            return line
+        return ""
+
+    choices = _less(config, by_count=bool(counts.tables), more_hosts=more_hosts)
+    lines = [next(filter(None, (fitting(name, value) for value in values)), "") for name, values in choices]
+    if not any(lines):
+        return ": no setting alone makes it fit; "
+    return f". Each of these alone makes it fit:{''.join(lines)}\nor "
+
+
+def _less(config: Config, *, by_count: bool, more_hosts: bool) -> Iterator[tuple[str, Sequence[object]]]:
+    """Settings with values that may need less memory of a host: rows of 16 bits or on a disk, more PSs, fewer ids;
+    halves, quarters and so on, the largest first; other networks.
+    """
+    settings, servers = config.flat(), config.topology.embedding_ps
     yield "embedding.precision", ["bf16"]
     yield "embedding.storage", [A_DISK]
+    if more_hosts:
+        yield "topology.embedding_ps", [max(1, servers) << n for n in range(servers > 0, 5)]
+    if by_count:
+        yield MIN_COUNT, MIN_COUNTS
     for name in LOWERED:
         yield name, [settings[name] >> n for n in range(1, settings[name].bit_length())]
     for other in NETWORKS:

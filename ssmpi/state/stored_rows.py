@@ -34,7 +34,7 @@ class Occurrences(NamedTuple):
     def misses(self, row_bytes: int, room: float) -> str:
         """Which share of lookups misses ``room`` bytes of memory, and how fast a thread can be then at most."""
         if not self.tables:
-            return f"lookups that miss memory are not known without counts of all ids in {VOCABULARY_NAME}"
+            return f"the share of lookups that have to read is not known without counts of all ids in {VOCABULARY_NAME}"
         share = missed(self.tables, row_bytes, room)
         if not (each := share * sum(int(table.sum()) for table in self.tables) / self.examples):
             return "no lookup has to read"

@@ -24,6 +24,7 @@ from ssmpi.runtime.topology import Role
 from ssmpi.runtime.traffic import Link
 from ssmpi.runtime.words import counted
 from ssmpi.state import stored_rows
+from ssmpi.state.checkpoint.arena_writer import MOST
 from ssmpi.state.requirements import (
     checkpoint_copies,
     composed,
@@ -31,8 +32,10 @@ from ssmpi.state.requirements import (
     memory_of_ranks,
     mirror_memory,
     placement_of,
+    room_for_rows,
     round_cost,
     row_memory,
+    this_host,
 )
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS, algorithm_of
 from ssmpi.sync.synchronous_rows import row_gradient_bytes
@@ -58,7 +61,7 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
         network(config, known=not tables_file),
         *([group_plan.describe(config)] if config.topology.group > 1 else []),
         memory(config, placement),
-        *([] if where or tables_file or not config.embedding.storage else [stored(config, placement)]),
+        *([stored(config, placement, layout, where)] if config.embedding.storage else []),
         *([layout.describe(where), memory_files(config, placement, layout, where)] if where and layout else []),
         traffic(config, placement),
         *([] if tables_file else [work(config)]),
@@ -162,17 +165,28 @@ def memory(config: Config, placement: Placement) -> str:
     if folder := config.embedding.storage:
         stored = in_units(float(placement.most_rows * config.rows.row_bytes))
         lines.append(f"  rows of one PS in {folder}: {stored}; those in use stay in memory that is free")
-    for role, size in checkpoint_copies(config, placement).items():
+    for role, size in {} if folder else checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {in_units(size)} more, if there is room")
     return "\n".join(lines)
 
 
-def stored(config: Config, placement: Placement) -> str:
-    """What it costs that rows lie on this host's disk."""
-    ranks = memory_of_ranks(config, placement)
-    left = memory_limit() - sum(count * ranks[role] for role, count in config.topology.counts.items())
-    counts, room = stored_rows.occurrences(Path(config.data.folder), placement.cardinalities), max(0.0, left)
-    return f"rows on disk: with {in_units(room)} of memory left for them {counts.misses(config.rows.row_bytes, room)}"
+def stored(config: Config, placement: Placement, layout: NodeLayout | None, where: Site | None) -> str:
+    """What it costs that rows lie on disks, of this host or of the nodes, and whether checkpoints copy them: what is
+    copied once keeps its memory (``arena_writer``).
+    """
+    hosts = layout.loads() if layout else [this_host(config, placement, first=False)]
+    room = room_for_rows(hosts, where.node.memory_gb * 1e9 if where else memory_limit())
+    copies = placement.servers * sum(checkpoint_copies(config, placement).values())
+    copied = copies <= MOST * room
+    room -= copies * copied
+    counts = stored_rows.occurrences(Path(config.data.folder), placement.cardinalities)
+    lines = [
+        f"rows on disk: with {in_units(room)} of memory left for them {counts.misses(config.rows.row_bytes, room)}"
+    ]
+    if copies:
+        also = "for their copy besides" if copied else "would be needed for a copy: training waits"
+        lines.append(f"  while a checkpoint is written: {in_units(copies)} {also}")
+    return "\n".join(lines)
 
 
 def memory_files(config: Config, placement: Placement, layout: NodeLayout, where: Site) -> str:

@@ -2,26 +2,34 @@
 
 import fcntl
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from data_prep.vocabulary.vocabulary_file import MergedFeature, write_vocabulary
 from ssmpi import cli
 from ssmpi.cluster import launch
+from ssmpi.cluster.node_layout import layout_of
+from ssmpi.cluster.site import Node, Site, SitePlacement
 from ssmpi.config import load
-from ssmpi.data.schema import read_manifest
+from ssmpi.data.features import CRITEO, Features
+from ssmpi.data.schema import DatasetManifest, read_manifest, write_manifest
+from ssmpi.embedding.placement import place
 from ssmpi.runtime.errors import DataError, TopologyError
 from ssmpi.runtime.host import host_memory, memory_folder
 from ssmpi.runtime.topology import Role
 from ssmpi.state import requirements
 from ssmpi.state.request import RunRequest
 from ssmpi.state.requirements import placement_of
+from ssmpi.tools import plan
 
 LARGE = ("topology.trainers=4", "topology.threads=8", "data.batch_size=4096", "sync.algorithm=ma")
 
 
 def why_not(run_file, data, limit, *overrides):
-    config, features = load(run_file, [*LARGE, *overrides]), read_manifest(data).features
-    return requirements.misfit(config.over(features), features, placement_of(config), limit)
+    config = load(run_file, [*LARGE, *overrides]).over(read_manifest(data).features)
+    return requirements.misfit(config, placement_of(config), limit)
 
 
 def test_every_setting_that_is_named_makes_it_fit(tmp_path, small_data):
@@ -30,11 +38,96 @@ def test_every_setting_that_is_named_makes_it_fit(tmp_path, small_data):
     needed = float(re.search(r"need ([\d.]+) GB", why_not(run_file, small_data, 1e6))[1]) * 1e9
     assert why_not(run_file, small_data, needed + 1e8) == ""
     said = why_not(run_file, small_data, 0.6 * needed)
-    named = re.findall(r"([a-z]+\.[a-z_]+) = (\"?\w+\"?)", said)
-    assert {"data.batch_size", "topology.threads", "topology.trainers"} <= {name for name, _ in named}
-    for name, value in named:
+    named = re.findall(r"\n  ([a-z]+\.[a-z_]+) = (\"?[\w/]+\"?): ([\d.]+) GB of memory", said)
+    assert {"data.batch_size", "topology.threads", "topology.trainers"} <= {name for name, *_ in named}
+    for name, value, size in named:
         assert why_not(run_file, small_data, 0.6 * needed, f"{name}={value}") == ""
+        assert f"need {size} GB" in why_not(run_file, small_data, 1e6, f"{name}={value}")
     assert "no setting alone makes it fit; a site file (--site)" in why_not(run_file, small_data, 1e6)
+
+
+COUNTS = np.maximum(1, 1_000_000 // np.arange(1, 100_001))  # of the tokens of each of two tables
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A run file over two tables of 100,002 rows of 1,024 floats, and a vocabulary of as many tokens."""
+    names, data = ("a/b", "C2"), tmp_path / "data"
+    about = {"id_order": "frequency", "min_count": 1, "max_ind_range": 0, "fit_on": "all", "features": names}
+    merged = MergedFeature(np.arange(COUNTS.size, dtype="u8"), COUNTS, [])
+    data.mkdir()
+    rows = {"fitted_rows": int(COUNTS.sum()) + 100}
+    write_vocabulary(data / "vocabulary.h5", dict.fromkeys(names, merged), about | rows)
+    write_manifest(data, DatasetManifest((100_002, 100_002), {}, features=Features(CRITEO.dense, names)))
+    settings = "topology.sync_ps = 0\nsync.algorithm = 'ma'\nembedding.dim = 1024\nmodel.bottom = [16, 1024]"
+    (tmp_path / "run.toml").write_text(f"data.folder = '{data}'\n{settings}")
+    return tmp_path / "run.toml"
+
+
+def loaded(run_file, *overrides):
+    config = load(run_file, overrides)
+    config = config.over(read_manifest(Path(config.data.folder)).features)
+    return config, placement_of(config)
+
+
+def with_less(placed, least):
+    """Tables of those tokens, and of missing and rare ones."""
+    return place([2 + int(sum(least <= COUNTS))] * 2, placed.servers)
+
+
+def test_large_tables_are_told_what_each_way_needs(large):
+    """By hand: rows of 4,100 bytes, in 16 bits of 2,052; of each table 50,000 tokens occur 20 times or more."""
+    config, placed = loaded(large)
+    rest = requirements.this_host(config, placed).need - 200_004 * 4_100
+    limit = rest + 0.55 * 200_004 * 4_100
+    said = requirements.misfit(config, placed, limit)
+    assert f'\n  embedding.precision = "bf16": {(rest + 200_004 * 2_052) / 1e9:,.1f} GB of memory\n' in said
+    least, size, left = re.search(
+        r"\n  ssmpi-prepare ... --min-count (\d+): ([\d.]+) GB of memory, ([\d,]+) of 200,004 rows are left\n", said
+    ).groups()
+    assert (least, left) == ("20", "100,004")
+    fewer = with_less(placed, 20)
+    assert requirements.misfit(config, fewer, limit) == ""
+    assert size == f"{(rest + 100_004 * 4_100) / 1e9:,.1f}"
+    assert requirements.misfit(config, with_less(placed, 10), limit), "fewer would do"
+    share, each = re.search(
+        rf'\n  embedding.storage = "/local/disk": {rest / 1e9:,.1f} GB of memory, 0.8 GB of disk; '
+        r"([\d.]+)% of the lookups have to read, ([\d.]+) an example: at most [\d,]+ examples/s a thread", said
+    ).groups()  # fmt: skip
+    kept = int((limit - rest) / 4_100 / 2)  # of each table, if the most frequent rows stayed
+    assert 1 < float(share) / (100 * COUNTS[kept:].sum() / COUNTS.sum()) < 1.7
+    assert float(each) == pytest.approx(2 * float(share) / 100, rel=5e-3)
+    assert requirements.misfit(*loaded(large, "embedding.storage=/local/disk"), limit) == ""
+    assert "topology.embedding_ps" not in said
+
+
+def test_nodes_that_are_too_small_are_told_the_same(large):
+    config = loaded(large)[0]
+    site = Site(Node(cores=8, memory_gb=0.7, count=9), SitePlacement(servers="packed"))
+    with pytest.raises(TopologyError, match=r"^does not fit: node 1 \(embedding_ps 0\) needs") as refused:
+        layout_of(config, site)
+    named = re.findall(r"\n  ([a-z]+\.[a-z_]+) = (\"?[\w/]+\"?): ([\d.]+) GB of memory", str(refused.value))
+    assert [name for name, *_ in named][:3] == ["embedding.precision", "embedding.storage", "topology.embedding_ps"]
+    for name, value, size in named:
+        layout = layout_of(loaded(large, f"{name}={value}")[0], site)
+        assert f"{max(load.need for load in layout.loads()) / 1e9:,.1f}" == size
+    assert "--min-count" in str(refused.value)
+    assert str(refused.value).endswith("\nor take nodes with more memory")
+    shared = Site(Node(cores=8, memory_gb=0.7, count=9), SitePlacement(trainers_per_node=2))
+    with pytest.raises(TopologyError, match=r"lower placement.trainers_per_node or set placement.servers = .packed.$"):
+        layout_of(config, shared)
+
+
+def test_checkpoints_copy_rows_on_disk_only_where_memory_has_room(large, disk, monkeypatch):
+    """0.82 GB of rows: a copy leaves less memory for those in use, and without one training waits."""
+    config, placed = loaded(large, f"embedding.storage={disk}")
+    needed, rows = requirements.this_host(config, placed).need, 200_004 * 4_100
+    for times, room, said in ((1.3, "246 MB", "for their copy besides"), (1.2, "984 MB", "training waits")):
+        monkeypatch.setattr(plan, "memory_limit", lambda times=times: needed + times * rows)
+        text = plan.stored(config, placed, None, None)
+        assert f"with {room} of memory left for them" in text
+        assert re.search(rf"while a checkpoint is written: 820 MB .*{said}$", text)
+    assert "while a checkpoint" not in plan.memory(config, placed)
 
 
 def test_rows_on_disk_need_room_there_and_no_memory(tmp_path, small_data, disk, monkeypatch, capsys):
@@ -52,7 +145,9 @@ def test_rows_on_disk_need_room_there_and_no_memory(tmp_path, small_data, disk, 
     with pytest.raises(SystemExit) as ended:
         cli.main(["plan", str(run_file), rows])
     assert not ended.value.code
-    assert f"rows of one PS in {disk}: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"rows of one PS in {disk}: " in said
+    assert re.search(r"all ranks together need 0.[\d]+ GB of memory, and this host has [\d.]+: they fit\n$", said)
     with pytest.raises(DataError, match="no such folder on"):
         launch.launch(RunRequest(run_file, [f"{rows}/none"]), None, False)
     monkeypatch.setattr(memory_folder, "file_system", lambda _: system._replace(free=size - 1))

@@ -71,7 +71,7 @@ def test_plan_prints_what_the_vocabulary_says(tmp_path, small_data, disk, monkey
     data, run_file = Path(shutil.copytree(small_data, tmp_path / "data")), tmp_path / "run.toml"
     run_file.write_text(f"data.folder = '{data}'\nembedding.storage = '{disk}'")
     sizes = read_manifest(data).cardinalities
-    unknown = "are not known without counts of all ids"
+    unknown = "is not known without counts of all ids"
     assert unknown in plan(load(run_file))
     write_vocabulary(data, [*sizes[:-1], sizes[-1] + 1])  # of other data
     assert unknown in plan(load(run_file))
