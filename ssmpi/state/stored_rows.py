@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import h5py
 import numpy as np
 
 from ssmpi.data.features import CRITEO
@@ -56,10 +57,19 @@ def occurrences(data: Path, sizes: Sequence[int]) -> Occurrences:
             groups = [vocabulary_group(file, name) for name in about.get("features", CRITEO.sparse)]
             if [len(group.get("count", ())) + RARE_ID + 1 for group in groups] != list(sizes):
                 return Occurrences([], 0)
-            examples, found = int(about["fitted_rows"]), [group["count"][:] for group in groups]
+            examples = int(about["fitted_rows"])
+            return Occurrences([_counts(group["count"], examples) for group in groups], examples)
     except UNREADABLE as error:
         raise DataError(f"{path}: cannot be read ({error}); prepare the data again") from error
-    return Occurrences([np.concatenate([[max(0, examples - each.sum())], each]) for each in found], examples)
+
+
+def _counts(saved: h5py.Dataset, examples: int) -> np.ndarray:
+    """Of missing and rare tokens, and of each id; without a copy, because there may be 100 M and more."""
+    counts = np.zeros(len(saved) + 1, np.int64)
+    if len(saved):
+        saved.read_direct(counts, dest_sel=np.s_[1:])
+    counts[0] = max(0, examples - counts.sum())
+    return counts
 
 
 def missed(tables: Iterable[np.ndarray], row_bytes: int, room: float) -> float:
