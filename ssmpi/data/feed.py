@@ -15,7 +15,7 @@ import numpy as np
 from ssmpi.data.batch import Batch
 from ssmpi.data.block_dispatcher import BlockDispatcher, block_order, part_of
 from ssmpi.data.position import Piece, Position, Rows, StartedPiece
-from ssmpi.data.reader import BatchCutter, DataOptions, SplitReader, shuffled, suit_block_rows
+from ssmpi.data.reader import BatchCutter, DataOptions, ReadAhead, SplitReader, shuffled, suit_block_rows
 from ssmpi.data.trained_rows import Deal, TrainedRows
 
 if TYPE_CHECKING:
@@ -95,15 +95,16 @@ class Feed:
         return self._dealt.examples + self._dealt.position.left - self.position.left
 
     def batches(
-        self, thread: int, next_number: Callable[[int], int], must_pause: Callable[[], bool]
-    ) -> Iterator[Batch]:
+        self, thread: int, next_number: Callable[[int], int], must_pause: Callable[[], bool],
+        read_ahead: ReadAhead | None = None,
+    ) -> Iterator[Batch]:  # fmt: skip
         """The batches of one worker thread: first of the pieces that it had started, then of those that
         ``next_number(thread)`` gives, until there are none or it ``must_pause()``. Each batch overwrites the one before
         the last. With ``ahead`` the thread asks for a batch before it has trained on the previous one.
         """
         mine, buffer, ahead = self._threads[thread], self.reader.buffer(), int(self._options.ahead)
         begun, given, last = mine.begun, list[Rows](), None
-        cutter, trained = BatchCutter(buffer, self._options.data.batch_size), self.trained.add
+        cutter, trained = BatchCutter(buffer, self._options.data.batch_size, read_ahead), self.trained.add
         mine.begun, mine.given, mine.interrupted = [], given, False
         while not must_pause():
             piece = begun.pop(0) if begun else self._piece(next_number(thread))

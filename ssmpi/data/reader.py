@@ -4,7 +4,7 @@ own blocks inline, large ones, and cuts its batches out of memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, cycle
 from pathlib import Path
@@ -18,6 +18,8 @@ from ssmpi.data.schema import MAKE_AGAIN, DatasetManifest, open_shard, read_mani
 from ssmpi.runtime.bags import Bags, IdRoom
 from ssmpi.runtime.errors import DamageError, DataError
 from ssmpi.runtime.settings import COUNT, require, within
+
+ReadAhead = Callable[[np.ndarray | Bags], None]  # with the ids of batches to come
 
 
 @dataclass(frozen=True)
@@ -179,19 +181,22 @@ def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Bat
 
 class BatchCutter:
     """As ``batches_in``, into two buffers in turn: a batch is valid while the next one is used, but not longer. A
-    buffer holds as many whole batches as fit in ``ROWS``, so that one compiled call cuts them all.
+    buffer holds as many whole batches as fit in ``ROWS``, so that one compiled call cuts them all. If there is a
+    ``read_ahead``, it is called with the ids of a buffer before those of the previous one are used.
     """
 
     ROWS = 1024  # they are in cache until they are used
 
-    def __init__(self, like: Batch, batch_size: int) -> None:
+    def __init__(self, like: Batch, batch_size: int, read_ahead: ReadAhead | None = None) -> None:
         self._batch_size, self._rows = batch_size, max(1, self.ROWS // batch_size) * batch_size
-        buffers = [like.like(self._rows) for _ in range(2)]
+        self._read_ahead = read_ahead
+        buffers = [like.like(self._rows) for _ in range(3 if read_ahead else 2)]
         self._buffers = cycle([(buffer, list(batches(buffer, batch_size))) for buffer in buffers])
 
     def batches(self, order: np.ndarray, block: Batch) -> Iterator[Batch]:
         """The batches of the rows in ``order``."""
-        return chain.from_iterable(self._cut(order, start, block) for start in range(0, len(order), self._rows))
+        found = (self._cut(order, start, block) for start in range(0, len(order), self._rows))
+        return chain.from_iterable(one_ahead(found) if self._read_ahead else found)
 
     def _cut(self, order: np.ndarray, start: int, block: Batch) -> Iterable[Batch]:
         buffer, found = next(self._buffers)
@@ -200,7 +205,17 @@ class BatchCutter:
             buffer = buffer.part(0, count)
             found = list(batches(buffer, self._batch_size))
         buffer.take(order, start, block)
+        if self._read_ahead:
+            self._read_ahead(buffer.ids)
         return found
+
+
+def one_ahead(cuts: Iterator[Iterable[Batch]]) -> Iterator[Iterable[Batch]]:
+    """The same, each after the next one has been cut."""
+    waiting = next(cuts, None)
+    while waiting is not None:
+        found, waiting = waiting, next(cuts, None)
+        yield found
 
 
 def suit_block_rows(options: DataOptions, rows: int, shares: int) -> int:

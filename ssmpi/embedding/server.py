@@ -76,6 +76,7 @@ class EmbeddingServer:
         layout = wire.PulledLayout(single + keys, more, width, arena.options.pulled_dtype)
         buffer = self._service.buffer(layout.size)
         values, rest = layout.split(buffer)
+        arena.start_reading(asked.rows)
         arena.read(asked.rows, values)
         if asked.bags:
             arena.pool(asked.bags, rest[:bags])

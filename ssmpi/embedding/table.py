@@ -18,6 +18,7 @@ from ssmpi.embedding.keyed_files import ROWS_AT_A_TIME, Continued, KeyedLoad, Lo
 from ssmpi.embedding.keyed_memory import ArenaAllocator, KeyMemory
 from ssmpi.embedding.keyed_table import Beginning, KeyedTable, KeyedTables
 from ssmpi.embedding.placement import Part, Placement
+from ssmpi.embedding.read_ahead import StoredPages
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
 from ssmpi.embedding.wire import PulledBags
 from ssmpi.runtime import optimizer_options
@@ -191,6 +192,13 @@ class RowArray:
         self.clocks = memory[: weights.start].view(np.float64).reshape(-1, table_decay.CLOCK)
         self._aging = (numbers, self.weights, self.state, self.clocks) if len(self.clocks) else None
         self._observe: Observe | None = None
+        stored = (self.weights, self.state) if options.settings.storage else ()
+        self._pages = [StoredPages(values) for values in stored if values.size]
+
+    def start_reading(self, rows: np.ndarray) -> None:
+        """Rows int32 (n,) are needed soon: start to read those that lie on disk and not in memory."""
+        for pages in self._pages:
+            pages.start_reading(rows)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Write ``rows`` int32 (n,) as they are now to ``out`` (>= n, width) of float32, or of ``pulled_dtype``."""

@@ -60,6 +60,8 @@ def _compile_tables(config: Config, replica: Replica, batch: Batch, messages: bo
     if isinstance(batch.ids, Bags):
         batch.ids.starts[1:-1] = 0  # one long list
     for transport in _transports(config, placement, messages):
+        if read_ahead := transport.read_ahead():
+            read_ahead(batch.ids)
         lookups = Lookups(transport, 0, PrefetchedRows(lambda: False))
         ((_, lookup),) = lookups.prefetched([batch])
         gradients = np.zeros_like(lookup.values)

@@ -142,7 +142,8 @@ class Trainer:
 
     def stream(self, thread: int) -> Iterator[Batch]:
         """The batches of the pieces assigned to one worker thread, until there are no more or training pauses."""
-        return self._feed.batches(thread, self._control.next_block, self._stop.must_pause)
+        read_ahead = self.tables.read_ahead()
+        return self._feed.batches(thread, self._control.next_block, self._stop.must_pause, read_ahead)
 
     def model_of(self, thread: int) -> ThreadModel:
         """The network of a worker thread: over the live weights, with gradients of its own."""

@@ -108,16 +108,20 @@ def test_batches_in_an_order_outlive_their_blocks_room(small_data):
         )
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "read ahead"])
 @pytest.mark.parametrize("batch_size", [1, 64, 128, 600, 1024, 3000])
-def test_a_cut_batch_outlives_the_cut_of_the_next(small_data, monkeypatch, batch_size):
-    """A batch is used while the next is cut, from the next block too. No more than two buffers are used."""
+def test_a_cut_batch_outlives_the_cut_of_the_next(small_data, monkeypatch, batch_size, ahead):
+    """A batch is used while the next is cut, from the next block too. No more than two buffers are used, or three if
+    what reads ahead is told all ids, in their order: before they are used, and those of a buffer more in each block.
+    """
     monkeypatch.setattr(BatchCutter, "ROWS", 500)
     reader = SplitReader(small_data, "train", 1700)
     buffer, before, found, places = reader.buffer(), None, 0, set()
-    cutter = BatchCutter(buffer, batch_size)
+    told, used, rows = [], [], max(1, 500 // batch_size) * batch_size
+    cutter = BatchCutter(buffer, batch_size, (lambda ids: told.extend(ids.tolist())) if ahead else None)
     for number in (1, 0, 1):
         order = shuffled(1, 3, number, size=reader.blocks[number].rows)[3:]
-        fresh = list(batches_in(order, reader.read(reader.blocks[number]), batch_size))
+        fresh, left = list(batches_in(order, reader.read(reader.blocks[number]), batch_size)), len(order)
         for batch, expected in zip(
             cutter.batches(order, reader.read(reader.blocks[number], buffer)), fresh, strict=True
         ):
@@ -125,9 +129,13 @@ def test_a_cut_batch_outlives_the_cut_of_the_next(small_data, monkeypatch, batch
                 for name in ("ids", "dense", "labels"):
                     np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
             before, found = (batch, expected), found + 1
+            used += batch.ids.tolist()
+            left -= len(batch)
+            assert not ahead or min(left, rows) <= len(told) - len(used) <= 2 * rows
             places.add(batch.labels.ctypes.data // 4)
     assert found == sum(-(-(reader.blocks[number].rows - 3) // batch_size) for number in (1, 0, 1))
-    assert len(places) <= 2 * max(1, 500 // batch_size)
+    assert len(places) <= (3 if ahead else 2) * max(1, 500 // batch_size)
+    assert not ahead or told == used
 
 
 @pytest.fixture(scope="module")
