@@ -51,14 +51,18 @@ class RankFile(logging.Handler):
             self.handleError(record)
 
     def take_stacks(self) -> None:
-        """SIGQUIT prints the stacks of all threads to this file from now on, also where a thread hangs in C code."""
+        """SIGQUIT prints the stacks of all threads to this file from now on, also where a thread hangs in C code; so do
+        signals that end the rank, such as SIGBUS if a disk that holds its rows fails.
+        """
         faulthandler.register(signal.SIGQUIT, self._file)
+        faulthandler.enable(self._file)
 
     def close(self) -> None:
         """No more lines."""
         super().close()
         if self._file >= 0 and self.behind.settle(CLOSING_SECONDS):
             faulthandler.register(signal.SIGQUIT)  # to standard error again
+            faulthandler.enable()
             os.close(self._file)
         self._file = -1  # logging closes handlers again when a process ends
 

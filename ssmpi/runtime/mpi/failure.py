@@ -295,7 +295,7 @@ class Watch:
                 " what the ranks need, and what would need less"
             )
         return (
-            f"error: {ranks} {were} killed or crashed without a message (out of memory? see 'dmesg'); all ranks end."
-            " Where 'ssmpi launch' does not start the job again, do so, with more memory per rank or more embedding_ps"
-            " if memory was the cause"
+            f"error: {ranks} {were} killed or crashed without a message (out of memory, or a disk that failed? see"
+            " 'dmesg', and the end of the rank's own log); all ranks end. Where 'ssmpi launch' does not start the job"
+            " again, do so, with more memory per rank or more embedding_ps if memory was the cause"
         )

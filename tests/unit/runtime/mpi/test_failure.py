@@ -339,6 +339,27 @@ def test_sigquit_prints_the_stacks_of_all_threads_and_the_rank_goes_on(tmp_path)
     assert "most recent call first" not in late
 
 
+LOST_PAGES = """
+import mmap, os, sys
+from pathlib import Path
+from ssmpi.runtime.files import log
+
+log.log_to_file(Path(sys.argv[1]), "embedding_ps 0")
+file = os.open(Path(sys.argv[1]).with_name("rows"), os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, mmap.PAGESIZE)
+rows = mmap.mmap(file, mmap.PAGESIZE)
+os.ftruncate(file, 0)  # as if the disk could not read them any more
+rows[0]
+"""
+
+
+def test_the_log_of_a_rank_names_the_signal_that_ended_it(tmp_path):
+    path = tmp_path / "logs" / "embedding_ps-0.log"
+    done = subprocess.run([sys.executable, "-c", LOST_PAGES, path], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in path.read_text()
+
+
 def test_each_rank_of_a_host_is_watched_by_a_few_others():
     for count in range(1, 40):
         local = list(range(100, 100 + 2 * count, 2))
