@@ -50,10 +50,9 @@ def out_of_range(rows: np.ndarray, limit: int) -> int:
 
 @njit(cache=True, nogil=True)
 def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """out[k] = weights[rows[k]]: rows of a table; or one row per id, as the model reads them, of the unique ones."""
+    """out[k] = weights[rows[k]], rows of a table, which come while others are copied."""
     for k in range(rows.shape[0]):
-        if weights.itemsize < out.itemsize:  # rows of a table, which are decoded while others come
-            ask_to_read_row(weights, rows, k)
+        ask_to_read_row(weights, rows, k)
         r = rows[k]
         for j in range(weights.shape[1]):
             out[k, j] = widen(weights[r, j])
@@ -61,7 +60,7 @@ def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def copy(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """As ``gather``, of the type that the table has."""
+    """As ``gather``, of the type that ``weights`` has; or one row per id, as the model reads them, of unique ones."""
     for k in range(rows.shape[0]):
         r = rows[k]
         for j in range(weights.shape[1]):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.embedding.kernels import gather, pool, route, sum_by_row
+from ssmpi.embedding.kernels import copy, gather, pool, route, sum_by_row
 from ssmpi.embedding.key_lookup_kernels import route_distinct, take_ids
 from ssmpi.embedding.row_optimizers import update
 from ssmpi.runtime.compiled.jit import njit
@@ -108,7 +108,7 @@ def _expand_rows(args: np.ndarray, count: int) -> None:
     """As ``expand``, without bags."""
     unique, values = by_row(args, UNIQUE), array_at(args, VALUES, np.float32)
     by_id = values.reshape(values.size // unique.shape[1], unique.shape[1])
-    gather(unique, array_at(args, INVERSE, np.int32)[:count], by_id[:count])
+    copy(unique, array_at(args, INVERSE, np.int32)[:count], by_id[:count])
 
 
 @njit(cache=True, nogil=True)

@@ -141,7 +141,7 @@ class PoolingPlan:
             sums, ids, singles = self._of(server)
             part = slice(int(self._starts[server]), int(self._starts[server + 1]))
             by_bag = np.empty((sums.stop - sums.start, flat.shape[1]), np.float32)
-            kernels.gather(flat, self._sum_bags[sums], by_bag)
+            kernels.copy(flat, self._sum_bags[sums], by_bag)
             found[server] = singles, wire.PushedBags(
                 unique[part][self._by_bag[part]], by_bag, self._sum_ends[sums], self._places[self._id_rows[ids]],
                 self._id_weights[ids],
