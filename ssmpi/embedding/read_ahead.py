@@ -5,7 +5,8 @@ it, and for the next one only then. Pages that were asked for lately are taken t
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numba import types, uint8
@@ -17,7 +18,6 @@ from ssmpi.runtime.compiled.jit import njit
 
 if TYPE_CHECKING:
     from ssmpi.embedding.placement import Placement
-    from ssmpi.embedding.table import RowArray
 
 PAGE, WILLNEED = mmap.PAGESIZE, mmap.MADV_WILLNEED
 TURNS = 16  # in which a page that was asked for is not asked for again
@@ -61,10 +61,17 @@ class StoredPages:
         return start_reading(rows, self._values, self._turns, self._turn)
 
 
+class Rows(Protocol):
+    """The part of a ``RowArray`` that this needs."""
+
+    def start_reading(self, rows: np.ndarray) -> None:
+        """Rows int32 (n,) are needed soon."""
+
+
 class ReadAhead:
     """The rows of one thread's next batches, of ``mapped`` PSs; those of others read for themselves."""
 
-    def __init__(self, placement: Placement, mapped: list[RowArray | None]) -> None:
+    def __init__(self, placement: Placement, mapped: Sequence[Rows | None]) -> None:
         self._tables = placement.limits, placement.strides, placement.owners, placement.bases
         self._starts, self._mapped, self._room = np.zeros(placement.servers + 1, np.int64), mapped, 0
 
