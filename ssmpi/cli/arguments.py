@@ -96,7 +96,7 @@ def add_plans(among: Commands) -> None:
     )
     sub = add(among, "doctor", commands.doctor, text, ranks=True)
     sub.add_argument("run", type=Path, nargs="?", metavar="RUN", help="run folder, of a live or an ended job")
-    text = "instead, remove memory that ranks left in this memory file system (default: /dev/shm)"
+    text = "instead, remove memory, or rows, that ranks left in this folder (default: /dev/shm)"
     sub.add_argument("--clean", type=Path, nargs="?", const=Path("/dev/shm"), metavar="FOLDER", help=text)
 
 

@@ -116,7 +116,8 @@ class Launch:
         self._request, self._config, self._where, self._hosts, self._environ = request, config, where, hosts, environ
         self._run = config.run.path
         self._lock = LaunchLock(self._run) if config.recovery.mode != "off" else None
-        self._restarts = Restarts(self._run, config.recovery, left=left_by(request, config))
+        storage = config.embedding.storage
+        self._restarts = Restarts(self._run, config.recovery, left=left_by(request, config), storage=storage)
         batch, scheduler = (where.batch, where.scheduler) if where else (None, schedulers.current())
         known = scheduler and (scheduler.section == "slurm" or (self._run / scheduler.batch_file).is_file())
         self._requeue = scheduler if known and batch and batch.requeue else None  # else there is nothing to submit

@@ -30,12 +30,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a restart after one th
 
 class Restarts:
     """The starts of one launch of the run in a folder; it continues the launch ``left``, if there is one, whose memory
-    may have survived. ``clock`` gives seconds.
+    may have survived. ``clock`` gives seconds. ``storage`` is where rows lie on disk, if they do.
     """
 
     def __init__(
         self, run: Path, options: RecoveryOptions, clock: Callable[[], float] = time.monotonic,
-        left: Left | None = None,
+        left: Left | None = None, storage: str = "",
     ) -> None:  # fmt: skip
         self._run, self._options, self._clock = run, options, clock
         self._launch, self._first = (left.launch, left.start + 1) if left else (secrets.token_hex(6), 1)
@@ -44,6 +44,8 @@ class Restarts:
         self._best, self._without_progress = -1, 0  # examples; restarts since one resumed after more of them
         self._oom_kills = oom_kills()
         self._folder = memory_folder.of_launch(options.memory_folder, self._launch)
+        stored = [memory_folder.of_launch(storage, self._launch)] if storage else []
+        self._folders = [self._folder, *stored]
         self._lock = 0
 
     @property
@@ -76,8 +78,8 @@ class Restarts:
         """The command to run on another host between two starts, which also shows whether it answers. A host whose
         ranks have moved away may hold stale memory, which must be removed because ranks may return.
         """
-        folder = shlex.quote(str(self._folder))
-        return ["sh", "-c", f"rm -rf {folder}/sm_segment.*" if used else f"rm -rf {folder}"]
+        segments = f"{shlex.quote(str(self._folder))}/sm_segment.*"
+        return ["sh", "-c", f"rm -rf {segments if used else shlex.join(map(str, self._folders))}"]
 
     @property
     def begun(self) -> bool:
@@ -164,11 +166,13 @@ class Restarts:
         """Remove what killed ranks left behind, here and on other hosts: ``remote(command)`` runs a command on each of
         them and returns those where that failed.
         """
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
         if self._options.mode == "off":
             return
-        if missed := remote(["rm", "-rf", str(self._folder)]):
+        folders = [str(folder) for folder in self._folders]
+        if missed := remote(["rm", "-rf", *folders]):
             say(
-                f"error: {self._folder} may be left on {', '.join(missed)}, which did not answer: remove it there, or"
-                " run 'ssmpi doctor --clean' there"
+                f"error: {' and '.join(folders)} may be left on {', '.join(missed)}, which did not answer: remove them"
+                " there"
             )

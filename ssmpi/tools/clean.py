@@ -1,5 +1,5 @@
-"""``ssmpi doctor --clean``: removes memory that ranks left on this host because no process could clean up, for instance
-after ``ssmpi launch`` itself was killed.
+"""``ssmpi doctor --clean``: removes memory, or rows on disk, that ranks left on this host because no process could
+clean up, for instance after ``ssmpi launch`` itself was killed.
 """
 
 from __future__ import annotations
@@ -33,17 +33,15 @@ def _is_memory(folder: Path) -> bool:
 
 
 def clean(memory: Path, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Remove this user's folders in a memory file system that no process uses, now and a minute later; print which.
-    2 if one of them cannot be removed, which is named. One that holds anything else stays: it may be the user's own.
-    DataError if ``memory`` is not a memory file system.
+    """Remove this user's folders of launches in ``memory``, in a memory file system or on a local disk, that no process
+    uses, now and a minute later; print which. 2 if one of them cannot be removed, which is named. One that holds
+    anything else stays: it may be the user's own. DataError if ``memory`` is on the network.
     """
+    names = "recovery.memory_folder or embedding.storage of the run"
     if not memory.is_dir():
-        raise DataError(f"{memory}: no such folder; name the memory file system (recovery.memory_folder of the run)")
-    if not (system := memory_folder.file_system(memory)).in_memory:
-        raise DataError(
-            f"{memory}: not in a memory file system but on {system.kind or 'a disk'}, where nothing is removed: name"
-            " the memory file system (recovery.memory_folder of the run), or remove the folders by hand"
-        )
+        raise DataError(f"{memory}: no such folder; name {names}")
+    if memory_folder.OVER_NETWORK.fullmatch(kind := memory_folder.file_system(memory).kind):
+        raise DataError(f"{memory}: a folder of {kind}, where other hosts may use what lies in it; name {names}")
     failed = False
     unused = [folder for folder in memory_folder.all_in(memory) if _is_memory(folder) and not needed(folder)]
     if unused:

@@ -133,6 +133,12 @@ def test_notes_of_earlier_versions_are_no_run_folders(memory):
     assert runs_of(memory) == {Path("/runs/one"), Path("/runs/two")}
 
 
+def test_what_other_hosts_may_use_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_folder, "file_system", lambda folder: memory_folder.FileSystem("nfs4", 9, 9))
+    with pytest.raises(DataError, match="a folder of nfs4, where other hosts may use what lies in it; name recovery"):
+        clean(tmp_path)
+
+
 def test_what_no_rank_has_made_stays(memory, tmp_path, capsys):
     """A folder of the user's own may have such a name, on a disk and in memory."""
     own = [memory_folder.of_launch(str(folder), "mine") for folder in (memory, tmp_path)]
@@ -149,11 +155,15 @@ def test_what_no_rank_has_made_stays(memory, tmp_path, capsys):
         (each := memory_folder.of_launch(str(memory), name)).mkdir()
         (each / name).write_text("by hand")
     (link := memory_folder.of_launch(str(memory), "link")).symlink_to(own[1])
-    with pytest.raises(DataError, match="not in a memory file system but on"):
-        clean(tmp_path)
-    assert clean(memory, lambda seconds: None) == 0
+    stored = memory_folder.of_launch(str(tmp_path), "stored")
+    stored.mkdir()
+    (stored / "embedding_ps-0").write_bytes(LEFT)  # rows on disk
+    assert clean(memory, lambda seconds: None) == clean(tmp_path, lambda seconds: None) == 0
     said = capsys.readouterr().out
-    assert f"removed: {left} " in said
-    assert f"kept: {own[0]} holds thesis, which is not of a rank" in said
+    for folder in (left, stored):
+        assert f"removed: {folder} " in said
+        assert not folder.exists()
+    for folder in own:
+        assert f"kept: {folder} holds thesis, which is not of a rank" in said
     assert all((folder / names[0]).read_text() == "a" for folder in (*own, link))
     assert all((memory_folder.of_launch(str(memory), name) / name).read_text() == "by hand" for name in names[1:])

@@ -44,9 +44,9 @@ class Clock:
         return self.now
 
 
-def restarts(run, begun=True, clock=None, **options):
+def restarts(run, begun=True, clock=None, storage="", **options):
     """Of a run that the first start has begun, or not."""
-    made = Restarts(run, RecoveryOptions(**options), clock or Clock())
+    made = Restarts(run, RecoveryOptions(**options), clock or Clock(), storage=storage)
     if begun and made.supervised:
         run_record.begin_start(run, made.supervised.launch)
     return made
@@ -148,15 +148,17 @@ def test_off_is_off(tmp_path):
 
 
 def test_memory_of_killed_ranks_is_removed_or_its_host_named(tmp_path, capsys):
-    made = restarts(tmp_path, memory_folder=str(tmp_path))
-    folder = memory_folder.of_launch(str(tmp_path), made.supervised.launch)
-    folder.mkdir()
-    (folder / "trainer-0").write_bytes(b"left")
+    """And with it rows on disk."""
+    made = restarts(tmp_path, memory_folder=str(tmp_path), storage=str(tmp_path / "disk"))
+    folders = [memory_folder.of_launch(str(each), made.supervised.launch) for each in (tmp_path, tmp_path / "disk")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "trainer-0").write_bytes(b"left")
     commands = []
     made.clean(lambda command: commands.append(command) or ["h3"])
-    assert not folder.exists()
-    assert commands == [["rm", "-rf", str(folder)]]
-    assert f"{folder} may be left on h3" in capsys.readouterr().err
+    assert not any(folder.exists() for folder in folders)
+    assert commands == [["rm", "-rf", *map(str, folders)]]
+    assert f"{folders[0]} and {folders[1]} may be left on h3" in capsys.readouterr().err
 
 
 def test_segments_of_the_mpi_library_lie_beside_the_ranks_memory(tmp_path):
@@ -471,15 +473,18 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
 def test_a_memory_folder_with_a_space_in_its_name_is_tidied_alone(tmp_path):
     bystander = tmp_path / "my"
     bystander.mkdir()
-    made = restarts(tmp_path, memory_folder=str(tmp_path / "my memory"))
-    folder = memory_folder.of_launch(str(tmp_path / "my memory"), made.supervised.launch)
+    folders = [tmp_path / "my memory", tmp_path / "my disk"]
+    made = restarts(tmp_path, memory_folder=str(folders[0]), storage=str(folders[1]))
+    folder, rows = (memory_folder.of_launch(str(each), made.supervised.launch) for each in folders)
     for used, left in ((True, ["trainer-0"]), (False, None)):
-        folder.mkdir(parents=True, exist_ok=True)
+        for each in (folder, rows):
+            each.mkdir(parents=True, exist_ok=True)
         for name in ("sm_segment.h.0.1", "trainer-0"):
             (folder / name).touch()
         subprocess.run(made.tidy(used=used), check=True)
         assert bystander.is_dir()
         assert (sorted(path.name for path in folder.iterdir()) if folder.exists() else None) == left
+        assert rows.exists() == used
 
 
 def test_without_recovery_a_launchs_folder_is_in_use_as_long_as_it_lives(tmp_path):
