@@ -92,7 +92,7 @@ def test_large_tables_are_told_what_each_way_needs(large):
     assert requirements.misfit(config, with_less(placed, 10), limit), "fewer would do"
     share, each = re.search(
         rf'\n  embedding.storage = "/local/disk": {rest / 1e9:,.1f} GB of memory, 0.8 GB of disk; '
-        r"([\d.]+)% of the lookups have to read, ([\d.]+) an example: at most [\d,]+ examples/s a thread", said
+        r"([\d.]+)% of the lookups have to read, ([\d.]+) an example: a disk that reads 50,000 pages/s", said
     ).groups()  # fmt: skip
     kept = int((limit - rest) / 4_100 / 2)  # of each table, if the most frequent rows stayed
     assert 1 < float(share) / (100 * COUNTS[kept:].sum() / COUNTS.sum()) < 1.7
