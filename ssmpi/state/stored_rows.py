@@ -40,8 +40,8 @@ class Occurrences(NamedTuple):
         if not (each := share * sum(int(table.sum()) for table in self.tables) / self.examples):
             return "no lookup has to read"
         return (
-            f"{share:.2%} of the lookups have to read, {each:.3g} an example: a disk that reads {READS:,} pages/s allows"
-            f" {READS / each:,.0f} examples/s"
+            f"{share:.2%} of the lookups have to read, {each:.3g} an example: a disk that reads {READS:,} pages/s"
+            f" allows {READS / each:,.0f} examples/s"
         )
 
 
