@@ -395,8 +395,11 @@ def test_the_program_in_words():
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "dlrm"])
 def test_other_networks_learn_and_are_saved(name, tmp_path, small_data):
-    """Two trainers, two embedding PSs."""
-    settings = ("topology.trainers=2", "topology.embedding_ps=2", "data.passes=2", "embedding.rate=0.05")
+    """Two trainers, two embedding PSs; rates and passes that bring NE below 1 however threads are scheduled: MaskNet
+    came to 1.015 with two passes and a dense rate of 0.005.
+    """
+    settings = ("topology.trainers=2", "topology.embedding_ps=2", "embedding.rate=0.05")
+    settings += ("data.passes=3", "dense.rate=0.002")
     run = train_over_threads(tmp_path, small_data, f"model.name={name}", *settings)
     assert run.result["status"] == "complete"
     assert run.quality("test")["ne"] < 1.0
