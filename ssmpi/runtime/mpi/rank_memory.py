@@ -207,7 +207,9 @@ class MemoryFile:
         if folder and not self.kept:
             memory_folder.check_disk(Path(folder))
             there = Path(folder, self.path.parent.name, self.path.name)
-            self._disk[name] = MemoryFile(there, self.origin, on_disk=True)
+            self._disk[name] = rows = MemoryFile(there, self.origin, on_disk=True)
+            if run := self.noted.get("run"):
+                rows.note(run=run)  # for who finds them
         return _Part(self._disk.get(name, self), name, shared=shared)
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:

@@ -294,6 +294,15 @@ def test_rows_of_another_start_are_lost(path, disk, tmp_path):
         find(path)
 
 
+def test_rows_on_disk_name_the_run_that_they_belong_to(path, disk):
+    """Or 'ssmpi doctor --clean' would remove them between two starts, when nobody maps them."""
+    memory = MemoryFile(path, ORIGIN)
+    memory.note(run="/runs/a")
+    memory.part("rows", shared=True, folder=str(disk)).allocate(PAGE)
+    assert memory_folder.runs_of(disk / path.parent.name) == {Path("/runs/a")}
+    memory.remove()
+
+
 def test_a_disk_without_room_ends_the_job_and_nothing_is_left(path, disk, monkeypatch):
     memory = MemoryFile(path, ORIGIN)
     monkeypatch.setattr(shared_memory, "free_memory", lambda: 0.0)
