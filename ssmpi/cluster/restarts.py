@@ -156,9 +156,9 @@ class Restarts:
             return False
         remote(self.tidy(used=True))
         say(
-            f"the memory of the ranks stays in {self._folder}{' on ' * bool(hosts)}{', '.join(hosts)}: the next launch"
-            " of this run resumes from it. 'ssmpi doctor --clean' there removes it; with '--checkpoint whole' the next"
-            " launch resumes from the newest checkpoint instead"
+            f"the memory of the ranks stays in {' and '.join(map(str, self._folders))}{' on ' * bool(hosts)}"
+            f"{', '.join(hosts)}: the next launch of this run resumes from it. 'ssmpi doctor --clean' there removes it;"
+            " with '--checkpoint whole' the next launch resumes from the newest checkpoint instead"
         )
         return True
 

@@ -100,7 +100,8 @@ class Feed:
     ) -> Iterator[Batch]:  # fmt: skip
         """The batches of one worker thread: first of the pieces that it had started, then of those that
         ``next_number(thread)`` gives, until there are none or it ``must_pause()``. Each batch overwrites the one before
-        the last. With ``ahead`` the thread asks for a batch before it has trained on the previous one.
+        the last. With ``ahead`` the thread asks for a batch before it has trained on the previous one;
+        ``read_ahead`` is as for ``BatchCutter``.
         """
         mine, buffer, ahead = self._threads[thread], self.reader.buffer(), int(self._options.ahead)
         begun, given, last = mine.begun, list[Rows](), None
