@@ -292,6 +292,7 @@ class PretendedWorld:
     def __init__(self, job, rank):
         self.topology, self.rank, self.size = job.topology, rank, job.topology.size
         self.same_role_here, self.oversubscribed = 1, ""
+        self.roles_here = [job.topology.role_of(rank)[0]]
         self.shadow_share = 0.2  # of a core: rounds without a pause would take a fifth of all that whole runs take
         self.host, self.hosts, self.who = "here", ["here"] * self.size, job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
@@ -317,6 +318,8 @@ class PretendedStart:
 
     def gather(self, value):
         return self._all.gather(value)
+
+    on_this_host = gather
 
     def agree(self, body):
         return self._all.share(body() if self.rank == 0 else None)

@@ -13,7 +13,8 @@ from ssmpi.embedding.placement import Placement
 from ssmpi.runtime.errors import TopologyError
 from ssmpi.runtime.topology import Role, Topology
 from ssmpi.runtime.words import counted
-from ssmpi.state.requirements import Host, alternatives, checkpoint_copies, memory_of_ranks, placement_of
+from ssmpi.state.memory_needs import checkpoint_copies, memory_of_ranks
+from ssmpi.state.requirements import Host, alternatives, placement_of
 
 
 class NoMemoryError(TopologyError):
@@ -120,7 +121,8 @@ def layout_of(config: Config, site: Site, placement: Placement | None = None) ->
     """
 
     def laid(config: Config, placement: Placement) -> NodeLayout:
-        return lay_out(config.topology, site, memory_of_ranks(config, placement), checkpoint_copies(config, placement))
+        spare = {} if config.embedding.storage else checkpoint_copies(config, placement)  # rows on disk have the rest
+        return lay_out(config.topology, site, memory_of_ranks(config, placement), spare)
 
     placement = placement or placement_of(config)
     try:

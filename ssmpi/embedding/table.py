@@ -53,7 +53,7 @@ class EmbeddingOptions:
     """
     storage: str = ""
     """A folder on a local disk of the hosts that hold the tables, if these exceed memory: rows lie in a file there, and
-    those in use in the memory that is left. Empty: in memory.
+    the most frequent ones and those in use in the memory that is left. Empty: in memory.
     """
     optimizer: str = "rowwise_adagrad"
     """``sgd``, ``rowwise_adagrad``, ``partial_rowwise_adam``, ``adam`` or ``adamw``."""

@@ -1,9 +1,13 @@
-"""How often lookups miss memory where rows lie on a disk (``embedding.storage``): from how often each id occurs."""
+"""From how often each id occurs: which rows stay in memory where tables lie on a disk (``embedding.storage``), and how
+often lookups miss it.
+"""
 
 from __future__ import annotations
 
 import json
 import mmap
+import operator
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +17,15 @@ import numpy as np
 
 from ssmpi.data.features import CRITEO
 from ssmpi.data.schema import RARE_ID, VOCABULARY_NAME, vocabulary_group
+from ssmpi.embedding.placement import Part
+from ssmpi.embedding.table import RowOptions
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.files.hdf5 import UNREADABLE, opened
+from ssmpi.runtime.mpi.shared_memory import whole_pages
 
 READS = 50_000  # assumed: pages that a local SSD reads in a second, at random and many at a time
 HALVINGS = 60
+HOT = 0.75  # of the memory that is left for rows: the kernel's page cache, which has the rest, adapts
 
 
 class Occurrences(NamedTuple):
@@ -72,10 +80,45 @@ def _counts(saved: h5py.Dataset, examples: int) -> np.ndarray:
     return counts
 
 
+def hot_rows(tables: Sequence[np.ndarray], parts: Sequence[Part], most: int) -> list[int]:
+    """How many rows of each of a PS's ``parts`` are among the ``most`` that are looked up most often, always its first.
+    ``tables`` have the counts of their ids.
+    """
+
+    def rows(least: int) -> list[int]:  # of ids that occur so often
+        ends = {table: RARE_ID + bisect_right(tables[table], -least, 1, key=operator.neg) for table in used}
+        return [len(range(part.first, ends[part.table], part.stride)) for part in parts]
+
+    used = {part.table for part in parts}
+    low, high = -1, max((int(tables[table].max(initial=0)) for table in used), default=0) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if sum(rows(middle)) <= most else (middle, high)
+    found = rows(high)
+    if (left := most - sum(found)) < 0:
+        return [0] * len(parts)
+    for k, all_rows in enumerate(rows(low)):  # of ids that occur alike some are as good as others
+        left -= (more := min(left, all_rows - found[k]))
+        found[k] += more
+    return found
+
+
+def hot_bytes(options: RowOptions, parts: Sequence[Part], hot: Sequence[int]) -> list[slice]:
+    """The whole pages with the first ``hot`` rows of each of a PS's ``parts`` in its array of rows."""
+    count, found = sum(part.rows for part in parts), list[slice]()
+    places = (options.bytes_of(slice(p.base, p.base + n), count) for p, n in zip(parts, hot, strict=True))
+    for each in sorted((each for some in places for each in some), key=lambda some: (some.start, some.stop)):
+        if found and found[-1].stop == each.start:
+            each = slice(found.pop().start, each.stop)
+        found.append(each)
+    pages = map(whole_pages, found)
+    return [slice(start, stop) for start, stop in pages if start < stop]
+
+
 def missed(tables: Iterable[np.ndarray], row_bytes: int, room: float) -> float:
-    """The share of lookups whose page is not among those used last, for which there is ``room``, if ids come
-    independently, by the approximation of Che, Tung and Wang (2002), in which every page stays for the same time.
-    ``tables`` have the counts of their ids. A page is as many whole rows as it has, or one larger row.
+    """The share of lookups whose page is neither a hot one nor among the others used last, for which there is ``room``,
+    if ids come independently, by the approximation of Che, Tung and Wang (2002), in which every page stays for the same
+    time. ``tables`` have the counts of their ids. A page is as many whole rows as it has, or one larger row.
     """
     rows = max(1, mmap.PAGESIZE // row_bytes)
     pages = np.concatenate([np.add.reduceat(table, np.arange(0, len(table), rows)) for table in tables if len(table)])
@@ -83,6 +126,8 @@ def missed(tables: Iterable[np.ndarray], row_bytes: int, room: float) -> float:
     often, most = values / (values @ alike), room / (rows * row_bytes)
     if alike.sum() <= most:
         return 0.0
+    alike = np.diff(np.minimum(np.cumsum(alike), alike.sum() - HOT * most), prepend=0.0)  # those that are not hot
+    most *= 1.0 - HOT
     low, high = 0.0, 1.0 / often.min() * 100
     for _ in range(HALVINGS):  # the time, in lookups, after which so many pages have been used
         time = (low + high) / 2

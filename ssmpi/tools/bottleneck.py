@@ -19,7 +19,7 @@ from ssmpi.model.member_program import bytes_of_step, transform
 from ssmpi.model.network import floats_in
 from ssmpi.runtime.settings import SECONDS, positive
 from ssmpi.runtime.traffic import Link
-from ssmpi.state.requirements import round_cost
+from ssmpi.state.memory_needs import round_cost
 from ssmpi.sync import SYNC_PS, algorithm_of
 from ssmpi.tools.group_plan import products_of
 from ssmpi.tools.plan import row_bytes

@@ -25,18 +25,16 @@ from ssmpi.runtime.traffic import Link
 from ssmpi.runtime.words import counted
 from ssmpi.state import stored_rows
 from ssmpi.state.checkpoint.arena_writer import MOST
-from ssmpi.state.requirements import (
+from ssmpi.state.memory_needs import (
     checkpoint_copies,
-    composed,
     kept_memory,
     memory_of_ranks,
     mirror_memory,
-    placement_of,
-    room_for_rows,
     round_cost,
     row_memory,
-    this_host,
 )
+from ssmpi.state.requirements import composed, placement_of, room_for_rows, this_host
+from ssmpi.state.stored_rows import HOT
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS, algorithm_of
 from ssmpi.sync.synchronous_rows import row_gradient_bytes
 from ssmpi.tools import group_plan
@@ -164,21 +162,20 @@ def memory(config: Config, placement: Placement) -> str:
         lines.append(f"  room in {config.recovery.memory_folder}, to outlive a kill: {shown}")
     if folder := config.embedding.storage:
         stored = in_units(float(placement.most_rows * config.rows.row_bytes))
-        lines.append(f"  rows of one PS in {folder}: {stored}; those in use stay in memory that is free")
+        lines.append(f"  rows of one PS in {folder}: {stored}; those used most stay in memory that is free")
     for role, size in {} if folder else checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {in_units(size)} more, if there is room")
     return "\n".join(lines)
 
 
 def stored(config: Config, placement: Placement, layout: NodeLayout | None, where: Site | None) -> str:
-    """What it costs that rows lie on disks, of this host or of the nodes, and whether checkpoints copy them: what is
-    copied once keeps its memory (``arena_writer``).
+    """What it costs that rows lie on disks, of this host or of the nodes, and whether checkpoints copy them
+    (``arena_writer``).
     """
     hosts = layout.loads() if layout else [this_host(config, placement, first=False)]
     room = room_for_rows(hosts, where.node.memory_gb * 1e9 if where else memory_limit())
     copies = placement.servers * sum(checkpoint_copies(config, placement).values())
-    copied = copies <= MOST * room
-    room -= copies * copied
+    copied = 2 * copies <= MOST * (room - min(copies, HOT * room))
     counts = stored_rows.occurrences(Path(config.data.folder), placement.cardinalities)
     lines = [
         f"rows on disk: with {in_units(room)} of memory left for them {counts.misses(config.rows.row_bytes, room)}"

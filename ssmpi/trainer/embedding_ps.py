@@ -42,7 +42,7 @@ NO_SAVES = (
 def serve_embeddings(config: Config, world: World, start: Start = BEGINNING) -> bool:
     """The whole life of an embedding PS."""
     folder = config.run.path
-    arena, memory, keys = arena_in(start.memory, config, world.index, start.checkpoint)
+    arena, memory, keys = arena_in(start.memory, config, world.index, world.roles_here, start.checkpoint)
     load_rows(config, arena, start, world.index)
     shared = config.run.shared_memory
     scope = scope_of(arena.placement, world.index)

@@ -13,6 +13,7 @@ from ssmpi.runtime.words import counted
 from ssmpi.state.checkpoint import parent
 from ssmpi.state.checkpoint.arena_writer import ArenaWriter
 from ssmpi.state.checkpoint.model_files import load_tables
+from ssmpi.state.memory_needs import hot_memory
 from ssmpi.state.recovery.start import Start
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def open_tables(config: Config, world: World, data: HasTables, start: Start) -> 
         tables.compare_pushes()
         return tables
     keys = start.memory.part(KEYS, shared=False) if placement.keyed else None
-    rows = start.memory.part(ROWS, shared=False, folder=config.embedding.storage)
+    hot = () if start.memory.holds(ROWS) else hot_memory(config, placement, 0, world.roles_here)
+    rows = start.memory.part(ROWS, shared=False, folder=config.embedding.storage, hot=hot)
     arena = Arena(config.rows, placement, 0, config.run.seed, rows, keys)
     load_rows(config, arena, start)
     return local_tables(

@@ -13,7 +13,8 @@ from test_partial_recovery import Killed, one_process  # noqa: F401 - a fixture
 from ssmpi.config import load
 from ssmpi.model.member_program import transform
 from ssmpi.state.checkpoint import manager
-from ssmpi.state.requirements import kept_memory, placement_of
+from ssmpi.state.memory_needs import kept_memory
+from ssmpi.state.requirements import placement_of
 from ssmpi.tools import inspect, score
 from ssmpi.trainer import trainer
 from ssmpi.trainer.progress import Progress

@@ -42,10 +42,11 @@ from ssmpi.state.checkpoint.parent import Parent
 from ssmpi.state.checkpoint.rows import newest
 from ssmpi.state.checkpoint.rows.saver import RowSaver
 from ssmpi.state.checkpoint.store import Store, read_manifest
+from ssmpi.state.memory_needs import kept_memory, memory_of_ranks
 from ssmpi.state.recovery import lost_servers, restart, run_record
 from ssmpi.state.recovery.start import ResumePlan, Supervised
 from ssmpi.state.recovery.warm_state import RecoveryNotes, cost_of
-from ssmpi.state.requirements import kept_memory, memory_of_ranks, placement_of
+from ssmpi.state.requirements import placement_of
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
 from ssmpi.trainer.evaluate import Evaluator

@@ -28,10 +28,11 @@ from ssmpi.runtime.topology import Topology
 from ssmpi.state import run_folder
 from ssmpi.state.checkpoint import pending_save
 from ssmpi.state.checkpoint.arena_writer import ArenaWriter
+from ssmpi.state.memory_needs import kept_memory
 from ssmpi.state.recovery import restart
 from ssmpi.state.recovery.start import Start
 from ssmpi.state.recovery.warm_state import RecoveryNotes
-from ssmpi.state.requirements import kept_memory, placement_of
+from ssmpi.state.requirements import placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS
 from ssmpi.sync import Options as RoundOptions
 from ssmpi.sync.async_ps import AsyncPS, GradientCenter, ParameterServerExchange

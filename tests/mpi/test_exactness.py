@@ -3,12 +3,14 @@ on. ``test_real_ranks`` shows that threads stand for real ranks.
 """
 
 import re
+import shutil
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from datasets import write_counts
 from oracle import train_plainly
 from ranks import ssmpi
 from runs import assert_same_bits, batches, train, train_over_threads
@@ -18,6 +20,7 @@ from ssmpi import cli
 from ssmpi.config import load
 from ssmpi.data.reader import SplitReader, suit_block_rows
 from ssmpi.data.schema import read_manifest
+from ssmpi.state import memory_needs
 from ssmpi.tools.export import state_dict
 
 ADAGRAD = ("embedding.prefetch=false", "data.passes=2")
@@ -66,9 +69,19 @@ def test_neither_servers_nor_handout_change_a_bit(
 
 
 @pytest.mark.parametrize("servers", [0, 2])
-def test_rows_on_disk_have_the_same_bits(tmp_path, small_data, over_threads, disk, servers):
+def test_rows_on_disk_have_the_same_bits(tmp_path, small_data, over_threads, disk, servers, monkeypatch):
+    """With half of each table in memory, the first rows."""
+    data, found = Path(shutil.copytree(small_data, tmp_path / "data")), []
+    write_counts(data, read_manifest(data).cardinalities)
+
+    def halves(tables, parts, most):
+        found.append([min(most, part.rows // 2) for part in parts])
+        return found[-1]
+
+    monkeypatch.setattr(memory_needs, "hot_rows", halves)
     spread = (f"topology.embedding_ps={servers}", f"embedding.storage={disk}")
-    assert_same_bits(train_over_threads(tmp_path, small_data, *ADAGRAD, *spread), over_threads(*ADAGRAD))
+    assert_same_bits(train_over_threads(tmp_path, data, *ADAGRAD, *spread), over_threads(*ADAGRAD))
+    assert min(map(max, found)) > 1_000
     assert list(disk.iterdir()) == []
 
 

@@ -8,9 +8,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from datasets import write_counts
 from runs import Run
 from training_job import STOPPING, TWO_TRAINERS
 
+from ssmpi.data.schema import read_manifest
 from ssmpi.runtime.errors import STOPPED
 from ssmpi.runtime.mpi.rank_memory import remove
 
@@ -57,7 +59,9 @@ def test_launch_goes_on_at_once_whoever_is_killed(start, memory):
     assert list(memory.iterdir()) == []
 
 
-def test_rows_on_disk_survive_their_ps_and_are_lost_with_their_file(start, memory, disk):
+def test_rows_on_disk_survive_their_ps_and_are_lost_with_their_file(start, memory, disk, data):
+    """Hot ones in memory, others on disk."""
+    write_counts(data, read_manifest(data).cardinalities)
     lossy = ("recovery.max_lost_fraction=1", "recovery.target_pls=1")
     settings = (f"recovery.memory_folder={memory}", f"embedding.storage={disk}", *lossy)
     job = start(*TWO_TRAINERS, *settings, program=("-m", "ssmpi", "launch")).until_it_trains()

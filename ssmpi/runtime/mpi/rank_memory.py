@@ -7,7 +7,7 @@ file only if no process maps it any more and its header marks it complete. An in
 updates are lock-free anyway.
 
 Rows that exceed memory lie in a second such file, on disk (``embedding.storage``), which is valid only together with
-the first one: after a crash of the host, which may leave it half written, that one is gone.
+the first one: after a crash of the host, which may leave it half written, that one is gone. It has the hot rows.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from numpy.typing import DTypeLike
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.memory_folder import MAGIC, NOTES, hold
+from ssmpi.runtime.mpi.overlay import Overlay, lay, overlays, size_of
 from ssmpi.runtime.mpi.shared_memory import (
     KEY,
     Memory,
@@ -47,9 +48,10 @@ from ssmpi.runtime.mpi.shared_memory import (
     reserve,
 )
 
+HOT = "hot {}"  # the name of the bytes of an array that do not lie on disk with the others
 RETRY_SECONDS = 1.0  # until notes that found no room are written again
 LOCK_SECONDS = 5.0  # for the processes of the previous start to exit
-LAYOUT = 8  # raise it with every change of what lies in a file, or of ``RankNotes``
+LAYOUT = 9  # raise it with every change of what lies in a file, or of ``RankNotes``
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, what is missing, length and checksum of the table
 MISSING = struct.Struct("=I")  # a part of it, at this offset:
@@ -61,6 +63,7 @@ class RankNotes(TypedDict, total=False):
     """The small values that a rank notes beside its arrays, all in one file."""
 
     run: str  # every rank, when its memory is made: the run folder
+    hot: Sequence[Sequence[int]]  # which bytes of an array on disk lie in memory, from where to where
     row_saves: Mapping[str, Any]  # an embedding PS's saver: when it last saved, and how long that took
     deal: Sequence[Any]  # a trainer's count of trained rows: what was dealt last
     pieces: int  # the same: for how many pieces it has room
@@ -75,9 +78,9 @@ class RankNotes(TypedDict, total=False):
 class ArrayMemory(Protocol):
     """Memory for arrays."""
 
-    def part(self, name: str, *, shared: bool, folder: str = "") -> Memory:
+    def part(self, name: str, *, shared: bool, folder: str = "", hot: Sequence[slice] = ()) -> Memory:
         """Memory for one array; other processes of the host can map it if it is ``shared``. It is a file in a
-        ``folder`` on disk if one is named; DataError if that will not do.
+        ``folder`` on disk if one is named, but for its ``hot`` bytes, whole pages; DataError if that will not do.
         """
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
@@ -115,11 +118,11 @@ class ProcessMemory:
 
     kept, noted = False, RankNotes()
 
-    def part(self, name: str, *, shared: bool, folder: str = "") -> Memory:
+    def part(self, name: str, *, shared: bool, folder: str = "", hot: Sequence[slice] = ()) -> Memory:
         """As ``RankMemory``."""
         if folder:
             memory_folder.check_disk(Path(folder))
-            return SharedMemory(Path(folder))
+            return SharedMemory(Path(folder), hot)
         return SharedMemory() if shared and hasattr(os, "memfd_create") else PrivateMemory()
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
@@ -202,15 +205,20 @@ class MemoryFile:
             raise LostMemoryError(f"{path}: the rows on disk are those of another start")
         return own
 
-    def part(self, name: str, *, shared: bool, folder: str = "") -> Memory:
-        """As ``RankMemory``."""
-        if folder and not self.kept:
+    def part(self, name: str, *, shared: bool, folder: str = "", hot: Sequence[slice] = ()) -> Memory:
+        """As ``RankMemory``; memory that was kept has the hot bytes that it had."""
+        if folder and not self.holds(name):
             memory_folder.check_disk(Path(folder))
             there = Path(folder, self.path.parent.name, self.path.name)
             self._disk[name] = rows = MemoryFile(there, self.origin, on_disk=True)
             if run := self.noted.get("run"):
                 rows.note(run=run)  # for who finds them
-        return _Part(self._disk.get(name, self), name, shared=shared)
+            self.note(hot=[(some.start, some.stop) for some in hot])
+        if name not in self._disk:
+            return _Part(self, name, shared=shared)
+        return _Part(
+            self._disk[name], name, shared=shared, hot=[slice(*each) for each in self.noted["hot"]], above=self
+        )
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """As ``RankMemory``."""
@@ -260,9 +268,12 @@ class MemoryFile:
         with contextlib.suppress(OSError):  # not empty yet, or the supervisor removed it
             self.path.parent.rmdir()
 
-    def place(self, name: str, size: int, first: Sequence[slice] | None = None) -> tuple[np.ndarray, bytes] | None:
+    def place(
+        self, name: str, size: int, first: Sequence[slice] | None = None, over: Sequence[Overlay] = ()
+    ) -> tuple[np.ndarray, bytes] | None:
         """An array of ``size`` bytes, uint8, and its address; None if there is no room, LostMemoryError if existing
-        memory has no such array. If it comes in steps, ``first`` are the bytes that are there.
+        memory has no such array. If it comes in steps, ``first`` are the bytes that are there. Parts of it lie in other
+        files, which are mapped ``over`` this one.
         """
         if self.kept or name in self._table:
             offset, there = self._table.get(name, (0, -1))
@@ -275,8 +286,15 @@ class MemoryFile:
             self._table[name] = offset, size
         if not size:
             return np.empty(0, np.uint8), b""
-        memory = np.frombuffer(mapped(self.file, size, offset, on_disk=self.on_disk), np.uint8)
-        return memory, address(self.file, offset, self._key, on_disk=self.on_disk)
+        memory = mapped(self.file, size, offset, on_disk=self.on_disk)
+        lay(memory, over)
+        return np.frombuffer(memory, np.uint8), address(self.file, offset, self._key, on_disk=self.on_disk, over=over)
+
+    def overlays(self, name: str, hot: Sequence[slice]) -> list[Overlay]:
+        """Where the ``hot`` bytes of an array lie that another file has; nowhere if there is no room."""
+        if not hot or self.place(name, size_of(hot)) is None:
+            return []
+        return overlays(hot, self.file, self._table[name][0])
 
     def extend(self, name: str, more: slice) -> str:
         """Reserve bytes of an array that comes in steps; why there is no room for them, empty if there is."""
@@ -357,16 +375,19 @@ class MemoryFile:
 
 
 class _Part:
-    """Memory for one array of a ``MemoryFile``."""
+    """Memory for one array of a ``MemoryFile``, the ``hot`` bytes of which lie in the one ``above``."""
 
-    def __init__(self, memory: MemoryFile, name: str, *, shared: bool) -> None:
-        self._memory, self._name, self._shared = memory, name, shared
+    def __init__(
+        self, memory: MemoryFile, name: str, *, shared: bool, hot: Sequence[slice] = (), above: MemoryFile | None = None
+    ) -> None:
+        self._memory, self._name, self._shared, self._hot, self._above = memory, name, shared, hot, above
         self.address, self.file, self.kept = b"", -1, memory.holds(name)
         self._own: Memory | None = None  # where there was no room
 
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
         """As ``Memory``."""
-        placed = self._memory.place(self._name, size, first)
+        over = self._above.overlays(HOT.format(self._name), self._hot) if self._above else []
+        placed = self._memory.place(self._name, size, first, over)
         if placed is None:
             self._own = own = ProcessMemory().part(self._name, shared=self._shared)
             array = own.allocate(size, first)

@@ -5,7 +5,8 @@ Shared memory is an anonymous file (``memfd``) reached through ``/proc``: the si
 nothing is left behind however the processes end. A random key in it proves that two ranks share a host; a host name
 would not. ``rank_memory`` provides memory that outlives its process.
 
-Tables that exceed memory lie in a file on disk (``embedding.storage``): the kernel keeps in memory what is in use.
+Tables that exceed memory lie in a file on disk (``embedding.storage``): the kernel keeps in memory what is in use, and
+their hot rows lie in memory that no disk backs (``overlay``).
 
 Space in a memory file system is reserved before it is used: touching pages that cannot be allocated kills the process
 (SIGBUS), and a job beyond its batch system's memory limit is killed as well. Memory that comes in steps is promised
@@ -34,6 +35,7 @@ from ssmpi.runtime.compiled.aligned import aligned
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.host.host_memory import free_memory
 from ssmpi.runtime.host.memory_folder import hold
+from ssmpi.runtime.mpi.overlay import Overlay, lay, overlays, size_of
 
 HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
 KEY = 16
@@ -93,12 +95,14 @@ class PrivateMemory:
 
 
 class SharedMemory:
-    """Memory that ``attach`` finds by ``address``, a JSON text; in a file in a ``folder`` on disk if one is named."""
+    """Memory that ``attach`` finds by ``address``, a JSON text; in a file in a ``folder`` on disk if one is named, but
+    for its ``hot`` bytes.
+    """
 
     address, file, kept = b"", -1, False
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None, hot: Sequence[slice] = ()) -> None:
+        self._folder, self._hot = folder, hot
 
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
         """uint8 (size,), zeros; pages are committed when first touched. DataError if the disk has no room."""
@@ -110,10 +114,19 @@ class SharedMemory:
             for some in [slice(0, size)] if first is None else first:
                 if why := self.extend(some):
                     raise NoRoomError(self._folder, why)
+        over = self._overlays(memory) if self._hot else []
         key = secrets.token_bytes(KEY)
         memory[:KEY] = key
-        self.address = address(file, HEADER, key, on_disk=self._folder is not None)
+        self.address = address(file, HEADER, key, on_disk=self._folder is not None, over=over)
         return np.frombuffer(memory, np.uint8)[HEADER:]
+
+    def _overlays(self, memory: mmap.mmap) -> list[Overlay]:
+        """Map memory where the hot bytes are."""
+        file = os.memfd_create("ssmpi")
+        weakref.finalize(memory, os.close, file)
+        os.ftruncate(file, size_of(self._hot))
+        lay(memory, found := overlays(self._hot, file, 0), HEADER)
+        return found
 
     def extend(self, more: slice) -> str:
         """As ``Memory``."""
@@ -187,10 +200,10 @@ def whole_pages(some: slice) -> tuple[int, int]:
     return -(-some.start // mmap.PAGESIZE) * mmap.PAGESIZE, some.stop // mmap.PAGESIZE * mmap.PAGESIZE
 
 
-def address(file: int, offset: int, key: bytes, *, on_disk: bool = False) -> bytes:
+def address(file: int, offset: int, key: bytes, *, on_disk: bool = False, over: Sequence[Overlay] = ()) -> bytes:
     """For ``attach``, of memory at this offset of a file that this process has open and that begins with ``key``."""
     place = {"host": socket.gethostname(), "pid": os.getpid(), "file": file, "offset": offset, "key": key.hex()}
-    return json.dumps(place | {"on_disk": on_disk}).encode()
+    return json.dumps(place | {"on_disk": on_disk, "over": over}).encode()
 
 
 def open_file(address: str | bytes) -> int:
@@ -200,7 +213,12 @@ def open_file(address: str | bytes) -> int:
     place = json.loads(address)
     if place["host"] != socket.gethostname():
         raise OSError(f"it runs on host {place['host']}, this rank on {socket.gethostname()}")
-    return os.open(f"/proc/{place['pid']}/fd/{place['file']}", os.O_RDWR)
+    return _file_of(place["pid"], place["file"])
+
+
+def _file_of(process: int, file: int) -> int:
+    """Open a file again that another process has open."""
+    return os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
 
 
 def attach(address: str | bytes, size: int) -> np.ndarray:
@@ -221,9 +239,21 @@ def attach(address: str | bytes, size: int) -> np.ndarray:
             raise OSError(f"process {place['pid']} of this host is another one: the ranks are in separate containers")
         hold(file, fcntl.F_RDLCK)
         memory = mapped(file, size, offset, on_disk=place["on_disk"])  # which keeps the file open, and with it the lock
+        _attach_over(memory, place["pid"], [Overlay(*each) for each in place["over"]])
     finally:
         os.close(file)
     return np.frombuffer(memory, np.uint8)
+
+
+def _attach_over(memory: mmap.mmap, process: int, over: Sequence[Overlay]) -> None:
+    """Map what another process has mapped over the same file, which lies in one file."""
+    if over:
+        file = _file_of(process, over[0].file)
+        try:
+            hold(file, fcntl.F_RDLCK)
+            lay(memory, [each._replace(file=file) for each in over])
+        finally:
+            os.close(file)
 
 
 def reserve(file: int, folder: Path, start: int, size: int, *, on_disk: bool = False) -> str:

@@ -102,6 +102,10 @@ class Job:
         self.meet()
         return list(self.comm.allgather(value))
 
+    def on_this_host(self, value: T) -> list[T]:
+        """The values of this host's ranks, in their order. Every rank calls it."""
+        return list(self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank).allgather(value))
+
     def meet(self) -> None:
         """Wait until all ranks are here; PeerError names those that are not after MEETING_SECONDS."""
         nothing, pause = np.empty(0, np.uint8), Backoff(SUPERVISOR)
@@ -179,8 +183,9 @@ def joined(start: starting.StartWatch | None = None) -> Iterator[Job]:
 
 
 class World:
-    """This rank's role and its communicators, whose ``traffic`` is counted. ``same_role_here`` ranks of this host play
-    the same role, this one included. ``kind`` makes the conversations; a benchmark may measure or slow them down.
+    """This rank's role and its communicators, whose ``traffic`` is counted. ``roles_here`` are those of this host's
+    ranks, and ``same_role_here`` of them are this one's. ``kind`` makes the conversations; a benchmark may measure or
+    slow them down.
     """
 
     def __init__(self, job: Job, topology: Topology, kind: MakeConversation = Conversation) -> None:
@@ -193,7 +198,8 @@ class World:
         job.meet()
         conversations = map(self._conversation, CONVERSATIONS)
         self.embedding, self.center, self.trainers, self.replicas, self.group, self.control = conversations
-        self.same_role_here, self.shadow_share, self.oversubscribed = self._share_host()
+        self.roles_here, self.shadow_share, self.oversubscribed = self._share_host()
+        self.same_role_here = self.roles_here.count(self.role)
         self._hosts: list[str] | None = job.comm.gather(self.host)  # on the first rank
 
     @property
@@ -228,16 +234,16 @@ class World:
         places = "; ".join(f"{host}: {self.topology.names_of(ranks)}" for host, ranks in by_host.items())
         return f"{counted(self.size, 'rank')} on {counted(len(by_host), 'host')}: {places}"
 
-    def _share_host(self) -> tuple[int, float, str]:
-        """How many ranks of this host play this one's role; the share of a core for each shadow thread; and, on the
-        host's first rank, a warning if there are fewer cores than worker threads.
+    def _share_host(self) -> tuple[list[Role], float, str]:
+        """The roles of this host's ranks; the share of a core for each shadow thread; and, on the host's first rank, a
+        warning if there are fewer cores than worker threads.
         """
-        neighbours = self._job.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-        here = neighbours.allgather((self.role, frozenset(os.sched_getaffinity(0))))
+        ranks = self._job.on_this_host((self.rank, self.role, frozenset(os.sched_getaffinity(0))))
+        here = [(role, cores) for _, role, cores in ranks]
         roles, threads = [role for role, _ in here], self.topology.threads
         cores = len(frozenset().union(*(cores for _, cores in here)))
-        warning = "" if neighbours.rank else over_subscription(self.host, here, threads)
-        return roles.count(self.role), shadow_share(roles, threads, cores), warning
+        warning = over_subscription(self.host, here, threads) if self.rank == ranks[0][0] else ""
+        return roles, shadow_share(roles, threads, cores), warning
 
     def _conversation(self, name: str) -> Conversation:
         """A communicator of the ranks that this one talks to, in rank order; its color is the first of them."""

@@ -121,7 +121,9 @@ class ArenaWriter:
         return arena.used * arena.options.row_bytes
 
     def _has_room(self, arena: Arena) -> bool:
-        return self._size(arena) * self._sharers <= free_memory() * MOST
+        """Whether a copy fits in free memory; rows on disk, which use it too, need as much besides."""
+        times = 2 if arena.options.settings.storage else 1
+        return times * self._size(arena) * self._sharers <= free_memory() * MOST
 
     def outcome(self) -> Outcome | None:
         """``file``, ``bytes`` and ``checksum``, or ``error``; None while it is being written."""

@@ -8,7 +8,7 @@ new memory too, which their roles fill (``warm_state``).
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,9 @@ def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collecti
     """
     topology = plan.config.topology
     outcome: Reloaded | str | None = None
+    roles = job.on_this_host(topology.role_of(job.rank)[0])
     if job.rank in lost and topology.role_of(job.rank)[0] is Role.EMBEDDING_PS:
-        outcome = reload_rows(job.rank, plan, start)
+        outcome = reload_rows(job.rank, plan, start, roles)
     outcomes = job.gather(outcome)
     for rank, each in enumerate(outcomes):
         if isinstance(each, str):
@@ -77,13 +78,13 @@ def booked_pls(job: Job, plan: ResumePlan, start: Start, repair: Repair) -> floa
     return job.agree(booked)
 
 
-def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Reloaded | str:
-    """Load the rows of an embedding PS; returns why, if that fails."""
+def reload_rows(rank: int, plan: ResumePlan, start: Start, roles: Sequence[Role]) -> Reloaded | str:
+    """Load the rows of an embedding PS, on a host with ranks of these ``roles``; returns why, if that fails."""
     config, began = plan.config, time.monotonic()
     index = config.topology.role_of(rank)[1]
     with during(f"reloading the rows of embedding_ps {index}"):
         try:
-            arena, *_ = newest.arena_in(start.memory, config, index)
+            arena, *_ = newest.arena_in(start.memory, config, index, roles)
             if plan.parent:  # there is no checkpoint yet
                 plan.parent.check()
                 model, fresh = plan.parent.folder, config.run.fresh_optimizer

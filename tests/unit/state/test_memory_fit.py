@@ -1,6 +1,7 @@
 """A run that cannot fit in a host's memory is told so, with what would make it fit, before anything starts."""
 
 import fcntl
+import mmap
 import re
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ssmpi.embedding.placement import place
 from ssmpi.runtime.errors import DataError, TopologyError
 from ssmpi.runtime.host import host_memory, memory_folder
 from ssmpi.runtime.topology import Role
-from ssmpi.state import requirements
+from ssmpi.state import memory_needs, requirements
 from ssmpi.state.request import RunRequest
 from ssmpi.state.requirements import placement_of
 from ssmpi.tools import plan
@@ -118,16 +119,53 @@ def test_nodes_that_are_too_small_are_told_the_same(large):
         layout_of(config, shared)
 
 
+def test_a_node_needs_no_memory_for_copies_of_rows_on_disk(large):
+    """0.82 GB, which the node does not have besides."""
+    config = loaded(large, "embedding.storage=/local/disk")[0]
+    site = Site(Node(cores=8, memory_gb=1.0, count=9), SitePlacement(servers="packed"))
+    assert "no room for copies" not in layout_of(config, site).describe(site)
+
+
 def test_checkpoints_copy_rows_on_disk_only_where_memory_has_room(large, disk, monkeypatch):
-    """0.82 GB of rows: a copy leaves less memory for those in use, and without one training waits."""
+    """0.82 GB of rows: in three quarters of memory, or all; and there must be 0.4 of what is left for a copy."""
     config, placed = loaded(large, f"embedding.storage={disk}")
     needed, rows = requirements.this_host(config, placed).need, 200_004 * 4_100
-    for times, room, said in ((1.3, "246 MB", "for their copy besides"), (1.2, "984 MB", "training waits")):
+    for times, room, said in ((3.51, "2.88 GB", "for their copy besides"), (3.49, "2.86 GB", "training waits")):
         monkeypatch.setattr(plan, "memory_limit", lambda times=times: needed + times * rows)
         text = plan.stored(config, placed, None, None)
         assert f"with {room} of memory left for them" in text
         assert re.search(rf"while a checkpoint is written: 820 MB .*{said}$", text)
     assert "while a checkpoint" not in plan.memory(config, placed)
+
+
+def test_hot_rows_have_three_quarters_of_what_ranks_leave(large, disk, monkeypatch):
+    """The least of memory, of what is free of it now and of the folder of the ranks' memory, shared by the PSs of the
+    host; in the trainer without one. Each part's first rows, which are its most frequent ones.
+    """
+    config, placed = loaded(large, f"embedding.storage={disk}", "topology.embedding_ps=2", "topology.trainers=2")
+    roles, rows = [Role.TRAINER, Role.EMBEDDING_PS, Role.TRAINER, Role.EMBEDDING_PS], 200_004 * 4_100
+    ranks, system = memory_needs.memory_of_ranks(config, placed), memory_folder.file_system(disk)
+    room = {"memory_limit": 9e9, "free_memory": 9e9, "folder": 9e9}
+    monkeypatch.setattr(memory_needs, "memory_limit", lambda: room["memory_limit"] + sum(ranks[r] for r in roles))
+    monkeypatch.setattr(memory_needs, "free_memory", lambda: room["free_memory"])
+    monkeypatch.setattr(memory_folder, "file_system", lambda _: system._replace(free=room["folder"]))
+
+    def size(server=0, on=roles, of=config):
+        return sum(each.stop - each.start for each in memory_needs.hot_memory(of, placed, server, on))
+
+    assert size() + size(1) == pytest.approx(rows, abs=20 * mmap.PAGESIZE)
+    for name in room:
+        monkeypatch.setitem(room, name, 4e8)
+        assert size() == pytest.approx(1.5e8, abs=20 * mmap.PAGESIZE)
+        monkeypatch.setitem(room, name, 9e9)
+    monkeypatch.setitem(room, "free_memory", 4e8)
+    assert size(0, roles[:3]) == pytest.approx(3e8, abs=20 * mmap.PAGESIZE)
+    monkeypatch.setitem(room, "memory_limit", -1.0)
+    assert not size()
+    monkeypatch.setitem(room, "memory_limit", 9e9)
+    assert not size(of=loaded(large)[0])
+    Path(config.data.folder, "vocabulary.h5").unlink()
+    assert not size()
 
 
 def test_rows_on_disk_need_room_there_and_no_memory(tmp_path, small_data, disk, monkeypatch, capsys):
@@ -136,9 +174,9 @@ def test_rows_on_disk_need_room_there_and_no_memory(tmp_path, small_data, disk, 
     rows, manifest = f"embedding.storage={disk}", read_manifest(small_data)
     in_memory, on_disk = (load(run_file, more).over(manifest.features) for more in ([], [rows]))
     size, role = sum(manifest.cardinalities) * in_memory.rows.row_bytes, Role.EMBEDDING_PS
-    needed, less = (requirements.memory_of_ranks(each, placement_of(each)) for each in (in_memory, on_disk))
+    needed, less = (memory_needs.memory_of_ranks(each, placement_of(each)) for each in (in_memory, on_disk))
     assert needed[role] - less[role] == size
-    kept, less = (requirements.kept_memory(each, placement_of(each)) for each in (in_memory, on_disk))
+    kept, less = (memory_needs.kept_memory(each, placement_of(each)) for each in (in_memory, on_disk))
     assert kept[role] - less[role] == size
     monkeypatch.setattr(launch.Launch, "run", lambda launched, site: 0)
     assert launch.launch(RunRequest(run_file, [rows]), None, False) == 0

@@ -6,7 +6,8 @@ from ssmpi import cli, compress
 from ssmpi.config import load
 from ssmpi.runtime.errors import SettingsError
 from ssmpi.runtime.topology import Topology
-from ssmpi.state.requirements import dense_parameters, placement_of
+from ssmpi.state.memory_needs import dense_parameters
+from ssmpi.state.requirements import placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS, easgd
 from ssmpi.sync.options import RoundOptions
 from ssmpi.tools.bottleneck import EMBEDDING, GROUP, MEMBER, STEP, SYNC, TRAINER, LinkSpeeds, estimate

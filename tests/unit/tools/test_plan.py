@@ -19,14 +19,8 @@ from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.mpi.rank_memory import HEADER, MemoryFile, Origin
 from ssmpi.runtime.topology import Role
 from ssmpi.runtime.traffic import Link
-from ssmpi.state.requirements import (
-    dense_parameters,
-    held_parameters,
-    memory_of_ranks,
-    placement_of,
-    round_cost,
-    row_memory,
-)
+from ssmpi.state.memory_needs import dense_parameters, held_parameters, memory_of_ranks, round_cost, row_memory
+from ssmpi.state.requirements import placement_of
 from ssmpi.tools import plan
 from ssmpi.tools.units import in_units
 

@@ -20,11 +20,13 @@ from ssmpi.state.checkpoint.data_origin import DataOrigin
 from ssmpi.state.checkpoint.model_files import load_tables
 from ssmpi.state.checkpoint.rows.row_store import RowStore, path_of
 from ssmpi.state.checkpoint.store import CheckpointManifest
+from ssmpi.state.memory_needs import hot_memory
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
     from ssmpi.runtime.mpi.rank_memory import RankMemory
     from ssmpi.runtime.mpi.shared_memory import Memory
+    from ssmpi.runtime.topology import Role
 
 SEED = "the initial rows"
 
@@ -60,15 +62,17 @@ class Reloaded:
 
 
 def arena_in(
-    memory: RankMemory, config: Config, index: int, model: Path | None = None
+    memory: RankMemory, config: Config, index: int, roles: Sequence[Role], model: Path | None = None
 ) -> tuple[Arena, Memory, Memory | None]:
     """The rows of embedding PS ``index`` in its memory, surviving or initial ones, and the memory of rows and, with
-    keyed features, of their keys. The tables are those of a saved ``model``, or of the run's data.
+    keyed features, of their keys. The tables are those of a saved ``model``, or of the run's data. The host has ranks
+    of these ``roles``.
     """
     setting, shared = config.data.folder, config.run.shared_memory
     origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
     placement = config.placement(origin)
-    rows = memory.part(ROWS, shared=shared, folder=config.embedding.storage)
+    hot = () if memory.holds(ROWS) else hot_memory(config, placement, index, roles)
+    rows = memory.part(ROWS, shared=shared, folder=config.embedding.storage, hot=hot)
     keys = memory.part(KEYS, shared=shared) if placement.keyed else None
     return Arena(config.rows, placement, index, config.run.seed, rows, keys), rows, keys
 

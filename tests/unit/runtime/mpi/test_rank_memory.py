@@ -268,6 +268,54 @@ def test_rows_on_disk_are_found_with_the_memory(path, disk):
     assert list(disk.iterdir()) == []
 
 
+def test_hot_rows_outlive_a_kill_in_memory(path, disk):
+    """Others map them with the rest, and the file on disk has nothing where they are."""
+    hot = [slice(PAGE, 2 * PAGE), slice(4 * PAGE, 6 * PAGE)]
+
+    def fill():
+        memory = MemoryFile(path, Origin("run", "trainer 0", 1))
+        part = memory.part("rows", shared=True, folder=str(disk), hot=hot)
+        part.allocate(8 * PAGE)[:] = np.arange(8).repeat(PAGE)
+        attach(part.address, 8 * PAGE)[4 * PAGE] = 9
+        memory.ready()
+
+    left_by(fill)
+    (there,) = disk.glob("*/trainer-0")
+    on_disk = np.fromfile(there, np.uint8)[HEADER : HEADER + 8 * PAGE]
+    assert on_disk[::PAGE].tolist() == [0, 0, 2, 3, 0, 0, 6, 7]
+    part = find(path).part("rows", shared=True, folder=str(disk))
+    assert part.allocate(8 * PAGE)[::PAGE].tolist() == [0, 1, 2, 3, 9, 5, 6, 7]
+    assert attach(part.address, 8 * PAGE)[PAGE - 1 :: PAGE].tolist() == list(range(8))
+
+
+def test_hot_rows_end_with_their_process_where_memory_has_no_room(path, disk, monkeypatch):
+    memory = MemoryFile(path, ORIGIN)
+    monkeypatch.setattr(shared_memory, "free_memory", lambda: 0.0)
+    part = memory.part("rows", shared=True, folder=str(disk), hot=[slice(0, PAGE)])
+    array = part.allocate(2 * PAGE)
+    array[:] = 1
+    assert attach(part.address, 2 * PAGE).all()
+    assert not path.exists()
+
+
+def test_hot_rows_without_a_launcher(disk):
+    part = ProcessMemory().part("rows", shared=True, folder=str(disk), hot=[slice(PAGE, 2 * PAGE)])
+    array = part.allocate(3 * PAGE)
+    array[:] = np.arange(3).repeat(PAGE)
+    assert attach(part.address, 3 * PAGE)[::PAGE].tolist() == [0, 1, 2]
+    on_disk = Path(f"/proc/self/fd/{part.file}").read_bytes()[shared_memory.HEADER :: PAGE]
+    assert list(on_disk) == [0, 0, 2]
+
+
+def test_rows_on_disk_that_were_filled_before_a_role_starts_are_kept(path, disk):
+    """As those of a lost embedding PS, which are loaded while the job decides."""
+    memory = MemoryFile(path, ORIGIN)
+    memory.part("rows", shared=True, folder=str(disk)).allocate(PAGE)[:] = 7
+    part = memory.part("rows", shared=True, folder=str(disk))
+    assert part.kept
+    assert part.allocate(PAGE)[0] == 7
+
+
 @pytest.mark.parametrize(
     ("lose", "why"),
     [
@@ -309,7 +357,7 @@ def test_a_disk_without_room_ends_the_job_and_nothing_is_left(path, disk, monkey
     memory.part("rows", shared=True, folder=str(disk)).allocate(PAGE)[:] = 1  # memory is no limit
     monkeypatch.setattr(shared_memory, "_free", lambda *_, **__: HEADER + 5000)
     for each in (memory, ProcessMemory()):
-        part = each.part("rows", shared=True, folder=str(disk))
+        part = each.part("others", shared=True, folder=str(disk))
         with pytest.raises(DataError, match=r"storage: no room in .*/disk: 10.,... bytes are needed, 21,384 are free"):
             part.allocate(100_000 + PAGE)
     assert [each for each in disk.rglob("*") if each.is_file()] == []

@@ -54,10 +54,10 @@ def test_the_limit_of_a_batch_job_counts_wherever_above_the_process_it_is(machin
     assert free_memory(root) == (12 - 8 + 3) * GIB
 
 
-@pytest.mark.parametrize(("sharers", "copied"), [(1, True), (2, False)])
-def test_who_shares_a_host_shares_its_free_memory(tmp_path, monkeypatch, sharers, copied):
-    """All copy at the same moment: each must leave room for the others."""
-    arena = Arena(row_options(dim=4), place((1000,) * 26, 1), 0, seed=1)
+@pytest.mark.parametrize(("sharers", "disk", "copied"), [(1, "", True), (2, "", False), (1, "/disk", False)])
+def test_who_shares_a_host_shares_its_free_memory(tmp_path, monkeypatch, sharers, disk, copied):
+    """All copy at the same moment: each must leave room for the others, and for rows on disk that are in use."""
+    arena = Arena(row_options(dim=4, storage=disk), place((1000,) * 26, 1), 0, seed=1)
     needed = arena.weights.nbytes + arena.state.nbytes
     monkeypatch.setattr(arena_writer, "free_memory", lambda: 1.5 * needed / arena_writer.MOST)
     one = ArenaWriter(sharers)
