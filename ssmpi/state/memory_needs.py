@@ -125,7 +125,9 @@ def hot_memory(config: Config, placement: Placement, server: int, roles: Sequenc
     if not tables:
         return []
     ranks, folder = memory_of_ranks(config, placement), Path(config.recovery.memory_folder)
-    left = [memory_limit() - sum(ranks[role] for role in roles), free_memory(), memory_folder.file_system(folder).free]
+    left = [memory_limit() - sum(ranks[role] for role in roles), free_memory()]
+    if folder.is_dir():
+        left.append(memory_folder.file_system(folder).free)
     holders, parts = roles.count(Role.EMBEDDING_PS) or 1, placement.parts_of(server)
     most = int(HOT * max(0.0, min(left)) / holders / config.rows.row_bytes)
     return hot_bytes(config.rows, parts, hot_rows(tables, parts, most))

@@ -164,6 +164,7 @@ def test_hot_rows_have_three_quarters_of_what_ranks_leave(large, disk, monkeypat
     assert not size()
     monkeypatch.setitem(room, "memory_limit", 9e9)
     assert not size(of=loaded(large)[0])
+    assert size(of=loaded(large, f"embedding.storage={disk}", f"recovery.memory_folder={disk}/none")[0])
     Path(config.data.folder, "vocabulary.h5").unlink()
     assert not size()
 

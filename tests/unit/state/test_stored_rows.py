@@ -1,6 +1,7 @@
 """The forecast of lookups that miss memory, beside a cache that is played out."""
 
 import mmap
+import re
 import shutil
 from collections import OrderedDict
 from pathlib import Path
@@ -114,6 +115,7 @@ def test_plan_prints_what_the_vocabulary_says(tmp_path, small_data, disk, monkey
     assert found.tables[1][:4].tolist() == [sum(sizes) - sizes[1] - 1, 3, 2, 1]
     assert (found.sizes(), found.sizes(2), found.sizes(3)) == (list(sizes), [4] * 26, [3] * 26)
     assert "no lookup has to read" in plan(load(run_file))
+    assert re.search(r"\n  hot rows: at most [\d.]+ MB of that, in /dev/shm\n", plan(load(run_file)))
     monkeypatch.setattr("ssmpi.tools.plan.memory_limit", lambda: 0.0)
     said = "with 0 B of memory left for them 100.00% of the lookups have to read, 26 an example: a disk that reads"
     assert f"{said} 50,000 pages/s allows 1,923 examples/s" in plan(load(run_file))

@@ -40,6 +40,26 @@ memory.note(deal=[8])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
+WRITES = """
+import itertools, os, sys, threading
+from pathlib import Path
+from ssmpi.runtime.mpi.rank_memory import MemoryFile, Origin
+memory = MemoryFile(Path(sys.argv[1]), Origin("run", "trainer 0", 1))
+count = memory.array("count", (1,), "i8")
+part = memory.part("rows", shared=True, folder=sys.argv[2], hot=[slice(0, 16 * 4096)])
+rows = part.allocate(256 * 4096).view("i8").reshape(256, 512)
+memory.ready()
+def write_back():
+    for n in itertools.count():
+        os.fdatasync(part.file)
+        if n == 3:
+            print(flush=True)
+threading.Thread(target=write_back, daemon=True).start()
+for n in itertools.count(1):
+    rows[n % 256] = n
+    count[0] = n
+"""
+
 
 @pytest.fixture
 def path(tmp_path):
@@ -286,6 +306,21 @@ def test_hot_rows_outlive_a_kill_in_memory(path, disk):
     part = find(path).part("rows", shared=True, folder=str(disk))
     assert part.allocate(8 * PAGE)[::PAGE].tolist() == [0, 1, 2, 3, 9, 5, 6, 7]
     assert attach(part.address, 8 * PAGE)[PAGE - 1 :: PAGE].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05])
+def test_a_kill_while_rows_are_written_to_the_disk_loses_none(path, disk, seconds):
+    """Only the page that was being changed may be half old."""
+    with subprocess.Popen([sys.executable, "-c", WRITES, path, disk], stdout=subprocess.PIPE) as rank:
+        rank.stdout.readline()
+        time.sleep(seconds)
+        rank.kill()
+    found = find(path)
+    (last,) = found.array("count", (1,), np.int64)
+    rows = found.part("rows", shared=True, folder=str(disk)).allocate(256 * PAGE).view(np.int64).reshape(256, -1)
+    assert last > 256
+    for page in set(range(256)) - {(last + 1) % 256}:
+        assert (rows[page] == last - (last - page) % 256).all()
 
 
 def test_hot_rows_end_with_their_process_where_memory_has_no_room(path, disk, monkeypatch):
