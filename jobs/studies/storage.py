@@ -30,7 +30,6 @@ from ssmpi.data.schema import DatasetManifest, ShardEntry, Split, write_manifest
 from ssmpi.data.shard_columns import Columns
 from ssmpi.runtime.host.host_memory import memory_limit
 from ssmpi.state.requirements import read_tables
-from ssmpi.state.stored_rows import missed, occurrences
 
 OUT, WORK = Path(__file__).with_suffix(".jsonl"), Path("data/storage")
 ROWS, SHARD = 3_000_000, 250_000  # to train on, of a shard
@@ -67,14 +66,14 @@ def make(exponent: float, sizes: Sequence[int], folder: Path) -> None:
 
 
 def train(exponent: float, disk: str) -> dict[str, Any]:
-    """One run. Examples/s and pages read are those of its second half; so is the forecast's share of lookups."""
+    """One run. Examples/s and pages read are those of its second half."""
     data, run = WORK / f"zipf-{exponent}", WORK / "run"
     for path in data.glob("train/*"):
         path.read_bytes()  # rows to train on are in memory
     shutil.rmtree(run, ignore_errors=True)
     (empty := WORK / "empty.toml").write_text("")
     words = ["ssmpi", "train", empty, f"data.folder={data}", f"run.folder={run}", *SAME, f"embedding.storage={disk}"]
-    marks, peak = [], 0
+    marks = []
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as ranks:
         while not marks or marks[-1][0] < 0.95 * ROWS:
             time.sleep(0.2)
@@ -83,20 +82,15 @@ def train(exponent: float, disk: str) -> dict[str, Any]:
             lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
             if len(lines) > len(marks):
                 line = json.loads(lines[-1])
-                io, status = (Path(f"/proc/{ranks.pid}/{name}").read_text() for name in ("io", "status"))
-                read = int(io.split("read_bytes: ")[1].split()[0])
-                peak = max(peak, int(status.split("RssAnon:")[1].split()[0]) << 10)
+                read = int(Path(f"/proc/{ranks.pid}/io").read_text().split("read_bytes: ")[1].split()[0])
                 marks += [(line["examples"], line["seconds"], read)] * (len(lines) - len(marks))
         versions = json.loads((run / "versions.json").read_text())
         ranks.kill()  # nobody wants the model
     (began, start, before), (ended, stop, after) = marks[len(marks) // 2], marks[-1]
-    room = max(0.0, memory_limit() - peak)
-    forecast = missed(occurrences(data, SIZES).tables, 4 * DIM + 4, room) if disk else 0.0
     record = {
-        "exponent": exponent, "disk": bool(disk), "limit": memory_limit(), "private": peak,
-        "commit": versions["commit"],
+        "exponent": exponent, "disk": bool(disk), "limit": memory_limit(), "commit": versions["commit"],
         "eps": (ended - began) / (stop - start),
-        "pages": (after - before) / 4096 / (ended - began), "forecast": forecast * len(SIZES),
+        "pages": (after - before) / 4096 / (ended - began),
     }  # fmt: skip
     shutil.rmtree(run)
     return record
@@ -109,13 +103,13 @@ def table() -> None:
         limit = record["limit"] if record["disk"] else 0.0
         found[record["exponent"], limit, record["commit"] if limit else ""].append(record)
     memory = {key[0]: median(each["eps"] for each in of) for key, of in found.items() if not key[1]}
-    print("| exponent | limit, GB | commit | runs | examples/s | of in memory | pages read an example | forecast |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| exponent | limit, GB | commit | runs | examples/s | of in memory | pages read an example |")
+    print("|---|---|---|---|---|---|---|")
     for (exponent, limit, commit), of in sorted(found.items()):
-        eps, pages, forecast = (median(each[name] for each in of) for name in ("eps", "pages", "forecast"))
-        shown = (f"{limit / 1e9:.2f}", commit, f"{eps / memory[exponent]:.2f}", f"{pages:.3f}", f"{forecast:.3f}")
-        limit_, commit_, ratio, pages_, forecast_ = shown if limit else ("none", "", "1", "0", "0")
-        print(f"| {exponent} | {limit_} | {commit_} | {len(of)} | {eps:,.0f} | {ratio} | {pages_} | {forecast_} |")
+        eps, pages = (median(each[name] for each in of) for name in ("eps", "pages"))
+        shown = (f"{limit / 1e9:.2f}", commit, f"{eps / memory[exponent]:.2f}", f"{pages:.3f}")
+        limit_, commit_, ratio, pages_ = shown if limit else ("none", "", "1", "0")
+        print(f"| {exponent} | {limit_} | {commit_} | {len(of)} | {eps:,.0f} | {ratio} | {pages_} |")
 
 
 def main() -> None:

@@ -121,8 +121,7 @@ def layout_of(config: Config, site: Site, placement: Placement | None = None) ->
     """
 
     def laid(config: Config, placement: Placement) -> NodeLayout:
-        spare = {} if config.embedding.storage else checkpoint_copies(config, placement)  # rows on disk have the rest
-        return lay_out(config.topology, site, memory_of_ranks(config, placement), spare)
+        return lay_out(config.topology, site, memory_of_ranks(config, placement), checkpoint_copies(config, placement))
 
     placement = placement or placement_of(config)
     try:

@@ -98,8 +98,10 @@ def tracker_memory(config: Config, placement: Placement) -> int:
 
 
 def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]:
-    """Additional bytes that one rank of a role uses, if there is room, while a checkpoint is written."""
-    if not config.checkpoint.background:
+    """Additional bytes that one rank of a role uses, if there is room, while a checkpoint is written. Rows on disk have
+    the room; they are copied if it is large (``arena_writer``).
+    """
+    if not config.checkpoint.background or config.embedding.storage:
         return {}
     holder = Role.EMBEDDING_PS if config.topology.embedding_ps else Role.TRAINER
     return {holder: float(placement.most_rows * config.rows.row_bytes)}

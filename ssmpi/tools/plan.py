@@ -163,7 +163,7 @@ def memory(config: Config, placement: Placement) -> str:
     if folder := config.embedding.storage:
         stored = in_units(float(placement.most_rows * config.rows.row_bytes))
         lines.append(f"  rows of one PS in {folder}: {stored}; those used most stay in memory that is free")
-    for role, size in {} if folder else checkpoint_copies(config, placement).items():
+    for role, size in checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {in_units(size)} more, if there is room")
     return "\n".join(lines)
 
@@ -174,7 +174,7 @@ def stored(config: Config, placement: Placement, layout: NodeLayout | None, wher
     """
     hosts = layout.loads() if layout else [this_host(config, placement, first=False)]
     room = room_for_rows(hosts, where.node.memory_gb * 1e9 if where else memory_limit())
-    copies = placement.servers * sum(checkpoint_copies(config, placement).values())
+    copies = placement.servers * placement.most_rows * config.rows.row_bytes * config.checkpoint.background
     copied = 2 * copies <= MOST * (room - min(copies, HOT * room))
     counts = stored_rows.occurrences(Path(config.data.folder), placement.cardinalities)
     lines = [

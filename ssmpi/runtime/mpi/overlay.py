@@ -41,7 +41,7 @@ def size_of(hot: Sequence[slice]) -> int:
     return sum(some.stop - some.start for some in hot)
 
 
-def lay(memory: mmap.mmap, over: Sequence[Overlay], shift: int = 0) -> None:
+def map_over(memory: mmap.mmap, over: Sequence[Overlay], shift: int = 0) -> None:
     """Map other files at their places in ``memory``, whose array begins after ``shift`` bytes. They stay mapped until
     it ends.
     """

@@ -33,7 +33,7 @@ from numpy.typing import DTypeLike
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.memory_folder import MAGIC, NOTES, hold
-from ssmpi.runtime.mpi.overlay import Overlay, lay, overlays, size_of
+from ssmpi.runtime.mpi.overlay import Overlay, map_over, overlays, size_of
 from ssmpi.runtime.mpi.shared_memory import (
     KEY,
     Memory,
@@ -287,7 +287,7 @@ class MemoryFile:
         if not size:
             return np.empty(0, np.uint8), b""
         memory = mapped(self.file, size, offset, on_disk=self.on_disk)
-        lay(memory, over)
+        map_over(memory, over)
         return np.frombuffer(memory, np.uint8), address(self.file, offset, self._key, on_disk=self.on_disk, over=over)
 
     def overlays(self, name: str, hot: Sequence[slice]) -> list[Overlay]:

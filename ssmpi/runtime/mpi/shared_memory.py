@@ -35,7 +35,7 @@ from ssmpi.runtime.compiled.aligned import aligned
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.host.host_memory import free_memory
 from ssmpi.runtime.host.memory_folder import hold
-from ssmpi.runtime.mpi.overlay import Overlay, lay, overlays, size_of
+from ssmpi.runtime.mpi.overlay import Overlay, map_over, overlays, size_of
 
 HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
 KEY = 16
@@ -125,7 +125,7 @@ class SharedMemory:
         file = os.memfd_create("ssmpi")
         weakref.finalize(memory, os.close, file)
         os.ftruncate(file, size_of(self._hot))
-        lay(memory, found := overlays(self._hot, file, 0), HEADER)
+        map_over(memory, found := overlays(self._hot, file, 0), HEADER)
         return found
 
     def extend(self, more: slice) -> str:
@@ -251,7 +251,7 @@ def _attach_over(memory: mmap.mmap, process: int, over: Sequence[Overlay]) -> No
         file = _file_of(process, over[0].file)
         try:
             hold(file, fcntl.F_RDLCK)
-            lay(memory, [each._replace(file=file) for each in over])
+            map_over(memory, [each._replace(file=file) for each in over])
         finally:
             os.close(file)
 

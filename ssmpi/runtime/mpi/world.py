@@ -184,8 +184,7 @@ def joined(start: starting.StartWatch | None = None) -> Iterator[Job]:
 
 class World:
     """This rank's role and its communicators, whose ``traffic`` is counted. ``roles_here`` are those of this host's
-    ranks, and ``same_role_here`` of them are this one's. ``kind`` makes the conversations; a benchmark may measure or
-    slow them down.
+    ranks. ``kind`` makes the conversations; a benchmark may measure or slow them down.
     """
 
     def __init__(self, job: Job, topology: Topology, kind: MakeConversation = Conversation) -> None:
@@ -199,8 +198,12 @@ class World:
         conversations = map(self._conversation, CONVERSATIONS)
         self.embedding, self.center, self.trainers, self.replicas, self.group, self.control = conversations
         self.roles_here, self.shadow_share, self.oversubscribed = self._share_host()
-        self.same_role_here = self.roles_here.count(self.role)
         self._hosts: list[str] | None = job.comm.gather(self.host)  # on the first rank
+
+    @property
+    def same_role_here(self) -> int:
+        """How many ranks of this host play this one's role."""
+        return self.roles_here.count(self.role)
 
     @property
     def served(self) -> Conversation:
