@@ -41,11 +41,9 @@ def size_of(hot: Sequence[slice]) -> int:
     return sum(some.stop - some.start for some in hot)
 
 
-def map_over(memory: mmap.mmap, over: Sequence[Overlay], shift: int = 0) -> None:
-    """Map other files at their places in ``memory``, whose array begins after ``shift`` bytes. They stay mapped until
-    it ends.
-    """
-    address = np.frombuffer(memory, np.uint8).ctypes.data + shift
+def map_over(memory: np.ndarray, over: Sequence[Overlay]) -> None:
+    """Map other files at their places in mapped ``memory``, uint8. They stay mapped until it ends."""
+    address = memory.ctypes.data
     for each in over:
         place, access = address + each.start, mmap.PROT_READ | mmap.PROT_WRITE
         if _libc.mmap(place, each.size, access, mmap.MAP_SHARED | MAP_FIXED, each.file, each.offset) != place:

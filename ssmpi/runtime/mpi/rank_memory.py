@@ -33,6 +33,7 @@ from numpy.typing import DTypeLike
 from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.memory_folder import MAGIC, NOTES, hold
+from ssmpi.runtime.mpi.huge_pages import collapse
 from ssmpi.runtime.mpi.overlay import Overlay, map_over, overlays, size_of
 from ssmpi.runtime.mpi.shared_memory import (
     KEY,
@@ -288,7 +289,9 @@ class MemoryFile:
             return np.empty(0, np.uint8), b""
         memory = mapped(self.file, size, offset, on_disk=self.on_disk)
         map_over(memory, over)
-        return np.frombuffer(memory, np.uint8), address(self.file, offset, self._key, on_disk=self.on_disk, over=over)
+        if not self.on_disk:
+            collapse(memory, [slice(0, size)] if first is None else first)
+        return memory, address(self.file, offset, self._key, on_disk=self.on_disk, over=over)
 
     def overlays(self, name: str, hot: Sequence[slice]) -> list[Overlay]:
         """Where the ``hot`` bytes of an array lie that another file has; nowhere if there is no room."""
@@ -383,6 +386,7 @@ class _Part:
         self._memory, self._name, self._shared, self._hot, self._above = memory, name, shared, hot, above
         self.address, self.file, self.kept = b"", -1, memory.holds(name)
         self._own: Memory | None = None  # where there was no room
+        self._growing: np.ndarray | None = None
 
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
         """As ``Memory``."""
@@ -395,11 +399,18 @@ class _Part:
             return array
         if self._shared:
             self.address, self.file = placed[1], self._memory.file
+        if first is not None and not self._memory.on_disk:
+            self._growing = placed[0]
         return placed[0]
 
     def extend(self, more: slice) -> str:
         """As ``Memory``."""
-        return self._own.extend(more) if self._own else self._memory.extend(self._name, more)
+        if self._own:
+            return self._own.extend(more)
+        why = self._memory.extend(self._name, more)
+        if self._growing is not None and not why:
+            collapse(self._growing, [more])
+        return why
 
     def release(self, less: slice) -> None:
         """As ``Memory``."""

@@ -35,6 +35,7 @@ from ssmpi.runtime.compiled.aligned import aligned
 from ssmpi.runtime.errors import DataError
 from ssmpi.runtime.host.host_memory import free_memory
 from ssmpi.runtime.host.memory_folder import hold
+from ssmpi.runtime.mpi.huge_pages import collapse, huge_page, in_huge_pages
 from ssmpi.runtime.mpi.overlay import Overlay, map_over, overlays, size_of
 
 HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
@@ -42,6 +43,7 @@ KEY = 16
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 SEGMENT = "sm_segment."  # how names of Open MPI's files begin
 BLOCK = 512  # bytes, of st_blocks
+MAP_NORESERVE = 0x4000  # as Linux has it on x86-64 and arm64
 
 
 class Memory(Protocol):
@@ -103,35 +105,43 @@ class SharedMemory:
 
     def __init__(self, folder: Path | None = None, hot: Sequence[slice] = ()) -> None:
         self._folder, self._hot = folder, hot
+        self._growing: np.ndarray | None = None
 
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
         """uint8 (size,), zeros; pages are committed when first touched. DataError if the disk has no room."""
         self.file = file = nameless(self._folder) if self._folder else os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
         memory = mapped(file, HEADER + size, on_disk=self._folder is not None)
-        weakref.finalize(memory, os.close, file)  # others can open it as long as this process maps it
+        weakref.finalize(memory.base, os.close, file)  # others can open it as long as this process maps it
         if self._folder:
             for some in [slice(0, size)] if first is None else first:
                 if why := self.extend(some):
                     raise NoRoomError(self._folder, why)
+        elif first is None and not allocate(file, 0, HEADER + size, free_memory()):
+            collapse(memory, [slice(0, HEADER + size)])
         over = self._overlays(memory) if self._hot else []
         key = secrets.token_bytes(KEY)
-        memory[:KEY] = key
+        memory[:KEY] = np.frombuffer(key, np.uint8)
         self.address = address(file, HEADER, key, on_disk=self._folder is not None, over=over)
-        return np.frombuffer(memory, np.uint8)[HEADER:]
+        if first is not None and not self._folder:
+            self._growing = memory[HEADER:]
+        return memory[HEADER:]
 
-    def _overlays(self, memory: mmap.mmap) -> list[Overlay]:
+    def _overlays(self, memory: np.ndarray) -> list[Overlay]:
         """Map memory where the hot bytes are."""
         file = os.memfd_create("ssmpi")
-        weakref.finalize(memory, os.close, file)
+        weakref.finalize(memory.base, os.close, file)
         os.ftruncate(file, size_of(self._hot))
-        map_over(memory, found := overlays(self._hot, file, 0), HEADER)
+        map_over(memory[HEADER:], found := overlays(self._hot, file, 0))
         return found
 
     def extend(self, more: slice) -> str:
         """As ``Memory``."""
         room = _free(self.file, on_disk=True) if self._folder else free_memory()
-        return allocate(self.file, HEADER + more.start, more.stop - more.start, room)
+        why = allocate(self.file, HEADER + more.start, more.stop - more.start, room)
+        if self._growing is not None and not why:
+            collapse(self._growing, [more])
+        return why
 
     def release(self, less: slice) -> None:
         """As ``Memory``."""
@@ -167,21 +177,22 @@ def nameless(folder: Path) -> int:
     return file
 
 
-def mapped(file: int, size: int, offset: int = 0, *, on_disk: bool = False) -> mmap.mmap:
-    """Map ``size`` bytes of an open file, in huge pages if the system grants them; ``offset`` is page-aligned. A fault
+def mapped(file: int, size: int, offset: int = 0, *, on_disk: bool = False) -> np.ndarray:
+    """Map ``size`` bytes of an open file, uint8, so that its huge pages are used; ``offset`` is page-aligned. A fault
     in one ``on_disk`` reads a single page: rows beside a row are no more likely to be wanted than others.
     """
-    found = mmap.mmap(file, size, offset=offset)
-    if not on_disk:
-        return in_huge_pages(found)
-    found.madvise(mmap.MADV_RANDOM)
-    return found
-
-
-def in_huge_pages(memory: mmap.mmap) -> mmap.mmap:
-    """The same memory, in huge pages if the system grants them."""
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    huge = huge_page()
+    if on_disk or not huge or size < huge:
+        pages = mmap.mmap(file, size, offset=offset)
+        if on_disk:
+            pages.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(pages, np.uint8)
+    room = mmap.mmap(-1, size + huge, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    around = np.frombuffer(room, np.uint8)
+    first = (offset - around.ctypes.data) % huge  # where a huge page of the file is one of addresses
+    memory = around[first : first + size]
+    map_over(memory, [Overlay(0, size, file, offset)])
+    in_huge_pages(room)
     return memory
 
 
@@ -238,14 +249,14 @@ def attach(address: str | bytes, size: int) -> np.ndarray:
         if os.pread(file, KEY, 0).hex() != place["key"]:
             raise OSError(f"process {place['pid']} of this host is another one: the ranks are in separate containers")
         hold(file, fcntl.F_RDLCK)
-        memory = mapped(file, size, offset, on_disk=place["on_disk"])  # which keeps the file open, and with it the lock
+        memory = mapped(file, size, offset, on_disk=place["on_disk"])  # which keeps the lock
         _attach_over(memory, place["pid"], [Overlay(*each) for each in place["over"]])
     finally:
         os.close(file)
-    return np.frombuffer(memory, np.uint8)
+    return memory
 
 
-def _attach_over(memory: mmap.mmap, process: int, over: Sequence[Overlay]) -> None:
+def _attach_over(memory: np.ndarray, process: int, over: Sequence[Overlay]) -> None:
     """Map what another process has mapped over the same file, which lies in one file."""
     if over:
         file = _file_of(process, over[0].file)

@@ -5,13 +5,15 @@ import mmap
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ssmpi.runtime.mpi import shared_memory
-from ssmpi.runtime.mpi.rank_memory import ProcessMemory
+from ssmpi.runtime.mpi.huge_pages import huge_page
+from ssmpi.runtime.mpi.rank_memory import MemoryFile, Origin, ProcessMemory
 from ssmpi.runtime.mpi.shared_memory import HEADER, PrivateMemory, SharedMemory, attach
 
 OTHER = """
@@ -22,6 +24,12 @@ room = attach(sys.argv[1], 10_000)
 room[7] += 1
 print(room.sum())
 """
+
+
+@pytest.fixture
+def memory_folder():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 def address(memory, **changes):
@@ -96,3 +104,60 @@ def test_memory_of_a_process_comes_in_steps_too(kind, monkeypatch):
     assert not array[2 * mmap.PAGESIZE : -mmap.PAGESIZE].any(), "other pages come anew when they are touched"
     monkeypatch.setattr(shared_memory, "free_memory", lambda: 5.0)
     assert memory.extend(slice(0, 7)) == "7 bytes are needed, 5 are free"
+
+
+def in_huge_pages(memory):
+    """Bytes of mapped shared memory that lie in huge pages here, by the kernel's account."""
+    place, found, inside = memory.ctypes.data, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if "-" in name and not name.endswith(":"):
+            start, stop = (int(each, 16) for each in name.split("-"))
+            inside = start < place + len(memory) and place < stop
+        elif inside and name == "ShmemPmdMapped:":
+            found += 1024 * int(rest[0])
+    return found
+
+
+needs_huge_pages = pytest.mark.skipif(
+    not huge_page() or tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1),
+    reason="this kernel has no huge pages, or cannot collapse pages to them",
+)
+
+
+@needs_huge_pages
+@pytest.mark.parametrize("kept", [True, False])
+def test_rows_lie_in_huge_pages_for_all_who_map_them(kept, memory_folder):
+    """Addresses and places in the file agree, or none could be used; what is beyond the last one stays in small pages.
+    The memory of a rank has its arrays one after the other.
+    """
+    huge, size = huge_page(), 4 * huge_page() + 5_000
+    ranks = MemoryFile(memory_folder / "run" / "ps-0", Origin("run", "ps 0", 0)) if kept else ProcessMemory()
+    if kept:
+        ranks.array("counts", (5_000,), "i8")
+    memory = ranks.part("rows", shared=True)
+    mine = memory.allocate(size)
+    assert not mine.any()
+    mine[:] = np.arange(size // 8 + 1, dtype=np.uint64).view(np.uint8)[:size]
+    other = attach(memory.address, size)
+    assert np.array_equal(other, mine)
+    for each in (mine, other):
+        assert 3 * huge <= in_huge_pages(each) <= 4 * huge
+
+
+@needs_huge_pages
+def test_memory_that_grows_takes_no_more_than_it_was_given(memory_folder):
+    """Only whole huge pages of the bytes that are there: what lies between two parts is not allocated."""
+    huge = huge_page()
+    ranks = MemoryFile(memory_folder / "run" / "ps-0", Origin("run", "ps 0", 0))
+    memory = ranks.part("rows", shared=True)
+    mine = memory.allocate(64 * huge, [slice(0, 4096)])
+    before = os.fstat(memory.file).st_blocks * 512
+    assert not memory.extend(slice(4096, 6 * huge + 4096))
+    assert os.fstat(memory.file).st_blocks * 512 - before <= 6 * huge + mmap.PAGESIZE
+    mine[: 6 * huge] = 7
+    assert 4 * huge <= in_huge_pages(mine) <= 6 * huge
+    memory.release(slice(huge, 3 * huge))
+    assert not mine[huge : 3 * huge].any()
+    assert (mine[:huge] == 7).all()
+    assert (mine[3 * huge : 6 * huge] == 7).all()
