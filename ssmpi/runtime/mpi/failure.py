@@ -42,6 +42,7 @@ Arguments = TypeVarTuple("Arguments")
 
 FATAL_REPORT_SECONDS = 2.0  # for printing and logging why the job ends; a slower disk or reader goes without
 ENDING_SECONDS = 5.0  # for MPI to end the job after Abort; longer than FATAL_REPORT_SECONDS
+RANK_0_SECONDS = 5.0  # how long rank 0 may take to report what all ranks met, and its launcher to end them
 DEFER_SECONDS = 1.0  # how long a rank that is probably not the first to fail lets others report
 LAUNCHER = -1  # instead of a rank
 WATCHED = 3  # ranks that each rank watches
@@ -172,7 +173,7 @@ def start_exit_watchdog(code: int) -> None:
 def defer_to_rank_0() -> None:
     """Before ranks have joined the job all meet the same error: rank 0 reports it, the others wait to be ended."""
     if launched_rank():
-        time.sleep(DEFER_SECONDS)
+        time.sleep(RANK_0_SECONDS)
 
 
 def report_fatal_error(error: BaseException) -> int:

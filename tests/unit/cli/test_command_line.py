@@ -113,7 +113,7 @@ def test_a_plot_that_finds_no_room_fails_no_finished_run(tmp_path, small_data):
 def test_variables_of_another_job_silence_no_error(monkeypatch, capsys, words, answer):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
-    monkeypatch.setattr(failure, "DEFER_SECONDS", 0.0)
+    monkeypatch.setattr(failure, "RANK_0_SECONDS", 0.0)
     assert refused(capsys, *words).endswith(answer)
 
 
