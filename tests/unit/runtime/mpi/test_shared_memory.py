@@ -119,9 +119,12 @@ def in_huge_pages(memory):
     return found
 
 
+OFFERED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 needs_huge_pages = pytest.mark.skipif(
-    not huge_page() or tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1),
-    reason="this kernel has no huge pages, or cannot collapse pages to them",
+    not huge_page()
+    or tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1)
+    or (OFFERED.is_file() and "[deny]" in OFFERED.read_text()),
+    reason="this kernel has no huge pages, refuses them, or cannot collapse pages to them",
 )
 
 
