@@ -108,7 +108,9 @@ class SharedMemory:
         self._growing: np.ndarray | None = None
 
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
-        """uint8 (size,), zeros; pages are committed when first touched. DataError if the disk has no room."""
+        """uint8 (size,), zeros. Where there is room for all of it, it is reserved at once, so that it can lie in huge
+        pages; otherwise pages are committed when first touched. DataError if the disk has no room.
+        """
         self.file = file = nameless(self._folder) if self._folder else os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
         memory = mapped(file, HEADER + size, on_disk=self._folder is not None)

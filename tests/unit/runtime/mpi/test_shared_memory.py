@@ -106,7 +106,7 @@ def test_memory_of_a_process_comes_in_steps_too(kind, monkeypatch):
     assert memory.extend(slice(0, 7)) == "7 bytes are needed, 5 are free"
 
 
-def in_huge_pages(memory):
+def bytes_in_huge_pages(memory):
     """Bytes of mapped shared memory that lie in huge pages here, by the kernel's account."""
     place, found, inside = memory.ctypes.data, 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -145,7 +145,7 @@ def test_rows_lie_in_huge_pages_for_all_who_map_them(kept, memory_folder):
     other = attach(memory.address, size)
     assert np.array_equal(other, mine)
     for each in (mine, other):
-        assert 3 * huge <= in_huge_pages(each) <= 4 * huge
+        assert 3 * huge <= bytes_in_huge_pages(each) <= 4 * huge
 
 
 @needs_huge_pages
@@ -159,7 +159,7 @@ def test_memory_that_grows_takes_no_more_than_it_was_given(memory_folder):
     assert not memory.extend(slice(4096, 6 * huge + 4096))
     assert os.fstat(memory.file).st_blocks * 512 - before <= 6 * huge + mmap.PAGESIZE
     mine[: 6 * huge] = 7
-    assert 4 * huge <= in_huge_pages(mine) <= 6 * huge
+    assert 4 * huge <= bytes_in_huge_pages(mine) <= 6 * huge
     memory.release(slice(huge, 3 * huge))
     assert not mine[huge : 3 * huge].any()
     assert (mine[:huge] == 7).all()
