@@ -15,7 +15,7 @@ import numpy as np
 from ssmpi.data.batch import Batch
 from ssmpi.data.block_dispatcher import BlockDispatcher, block_order, part_of
 from ssmpi.data.position import Piece, Position, Rows, StartedPiece
-from ssmpi.data.reader import BatchCutter, DataOptions, ReadAhead, SplitReader, shuffled, suit_block_rows
+from ssmpi.data.reader import BatchCutter, ComingRows, DataOptions, SplitReader, shuffled, suit_block_rows
 from ssmpi.data.trained_rows import Deal, TrainedRows
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Feed:
 
     def batches(
         self, thread: int, next_number: Callable[[int], int], must_pause: Callable[[], bool],
-        read_ahead: ReadAhead | None = None,
+        read_ahead: ComingRows | None = None,
     ) -> Iterator[Batch]:  # fmt: skip
         """The batches of one worker thread: first of the pieces that it had started, then of those that
         ``next_number(thread)`` gives, until there are none or it ``must_pause()``. Each batch overwrites the one before

@@ -19,7 +19,7 @@ from ssmpi.runtime.bags import Bags, IdRoom
 from ssmpi.runtime.errors import DamageError, DataError
 from ssmpi.runtime.settings import COUNT, require, within
 
-ReadAhead = Callable[[np.ndarray | Bags], None]  # with the ids of batches to come
+ComingRows = Callable[[Batch], None]  # with the rows of batches to come
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,12 @@ def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Bat
 class BatchCutter:
     """As ``batches_in``, into two buffers in turn: a batch is valid while the next one is used, but not longer. A
     buffer holds as many whole batches as fit in ``ROWS``, so that one compiled call cuts them all. If there is a
-    ``read_ahead``, it is called with the ids of a buffer before those of the previous one are used.
+    ``read_ahead``, it is called with the rows of a buffer before those of the previous one are used.
     """
 
     ROWS = 1024  # they are in cache until they are used
 
-    def __init__(self, like: Batch, batch_size: int, read_ahead: ReadAhead | None = None) -> None:
+    def __init__(self, like: Batch, batch_size: int, read_ahead: ComingRows | None = None) -> None:
         self._batch_size, self._rows = batch_size, max(1, self.ROWS // batch_size) * batch_size
         self._read_ahead = read_ahead
         buffers = [like.like(self._rows) for _ in range(3 if read_ahead else 2)]
@@ -206,7 +206,7 @@ class BatchCutter:
             found = list(batches(buffer, self._batch_size))
         buffer.take(order, start, block)
         if self._read_ahead:
-            self._read_ahead(buffer.ids)
+            self._read_ahead(buffer)
         return found
 
 

@@ -1,82 +1,34 @@
-"""Starts to read rows on disk (``embedding.storage``) before they are pulled: a pull that finds one missing waits for
-it, and for the next one only then. Pages that were asked for lately are taken to be in memory.
-"""
+"""Starts to read the rows on disk (``embedding.storage``) of a thread's next batches, which it has cut already."""
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
 import numpy as np
-from numba import types, uint8
 
 from ssmpi.embedding import kernels
+from ssmpi.embedding.client import HasIds, KeyLookup
+from ssmpi.embedding.key_kernels import SHARED_ID
+from ssmpi.embedding.shards import Tables
 from ssmpi.runtime.bags import Bags
 from ssmpi.runtime.compiled.hash_table import slots_for
-from ssmpi.runtime.compiled.jit import njit
-
-if TYPE_CHECKING:
-    from ssmpi.embedding.placement import Placement
-
-PAGE, WILLNEED = mmap.PAGESIZE, mmap.MADV_WILLNEED
-TURNS = 16  # in which a page that was asked for is not asked for again
-MOST_TURNS = 256
-mincore: Any = types.ExternalFunction("mincore", types.int32(types.uintp, types.uintp, types.voidptr))
-madvise: Any = types.ExternalFunction("madvise", types.int32(types.uintp, types.uintp, types.int32))
-
-
-@njit(cache=True, nogil=True)
-def start_reading(rows: np.ndarray, values: np.ndarray, turns: np.ndarray, turn: int) -> int:
-    """Start to read the pages of some ``rows`` int32 (n,) of ``values`` (all rows, width) that are not in memory; how
-    many. ``turns`` uint8 (pages,) are those in which each was last asked for; this is number ``turn``.
-    """
-    size, start, found = values.strides[0], np.int64(values.ctypes.data), 0
-    inside = np.empty(1, np.uint8)
-    for row in rows:
-        place = start + row * size
-        for page in range(place // PAGE, (place + size - 1) // PAGE + 1):
-            number = page - start // PAGE
-            if uint8(turn - turns[number]) < TURNS:
-                continue
-            turns[number] = turn
-            if mincore(page * PAGE, PAGE, inside.ctypes) == 0 and not inside[0] & 1:
-                madvise(page * PAGE, PAGE, WILLNEED)
-                found += 1
-    return found
-
-
-class StoredPages:
-    """The pages of one array of rows (all rows, width) on disk. Threads share it without locks: at worst they ask
-    twice, or not at all.
-    """
-
-    def __init__(self, values: np.ndarray) -> None:
-        self._values = values
-        self._turns, self._turn = np.zeros(values.nbytes // PAGE + 2, np.uint8), TURNS
-
-    def start_reading(self, rows: np.ndarray) -> int:
-        """Start to read the pages of some rows int32 (n,) that are not in memory; how many."""
-        self._turn = (self._turn + 1) % MOST_TURNS
-        return start_reading(rows, self._values, self._turns, self._turn)
-
-
-class Rows(Protocol):
-    """The part of a ``RowArray`` that this needs."""
-
-    def start_reading(self, rows: np.ndarray) -> None:
-        """Rows int32 (n,) are needed soon."""
 
 
 class ReadAhead:
-    """The rows of one thread's next batches, of ``mapped`` PSs; those of others read for themselves."""
+    """The rows of one thread's next batches in ``tables``, of PSs that are mapped; those of others read for themselves.
+    Keys are looked up, but neither dated nor counted.
+    """
 
-    def __init__(self, placement: Placement, mapped: Sequence[Rows | None]) -> None:
+    def __init__(self, tables: Tables) -> None:
+        self._mapped, placement = [shard.rows for shard in tables.shards], tables.placement
+        self._keys = KeyLookup(tables, 0, counts=False) if placement.keyed else None
         self._tables = placement.limits, placement.strides, placement.owners, placement.bases
-        self._starts, self._mapped, self._room = np.zeros(placement.servers + 1, np.int64), mapped, 0
+        self._starts, self._room = np.zeros(placement.servers + 1, np.int64), 0
 
-    def __call__(self, ids: np.ndarray | Bags) -> None:
-        """Start to read the rows of ids int32 (rows, features) or ``Bags``. A bad id is left for the pull to name."""
+    def __call__(self, batch: HasIds) -> None:
+        """Start to read the rows of a batch. A bad id is left for the pull to name."""
+        ids = batch.ids
+        if self._keys:
+            found = np.asarray(self._keys.ids(batch))
+            ids = np.where(found < 0, SHARED_ID, found)  # of a PS that is not mapped
         flat, bags = (ids.ids, ids.starts) if isinstance(ids, Bags) else (ids.reshape(-1), np.empty(0, np.int64))
         if self._room < ids.size:
             self._room, slots = ids.size, slots_for(ids.size)
@@ -86,3 +38,9 @@ class ReadAhead:
         for server, rows in enumerate(self._mapped) if bad < 0 else ():
             if rows:
                 rows.start_reading(self._rows[self._starts[server] : self._starts[server + 1]])
+
+
+def read_ahead_of(tables: Tables) -> ReadAhead | None:
+    """That of a thread, if any rows are mapped and lie on disk."""
+    stored = tables.options.settings.storage and any(shard.rows for shard in tables.shards)
+    return ReadAhead(tables) if stored else None

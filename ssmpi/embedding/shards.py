@@ -21,7 +21,6 @@ from ssmpi.embedding.keyed_memory import KeyMemory
 from ssmpi.embedding.keyed_table import KeyCounts
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.read_ahead import ReadAhead
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena, RowArray, RowOptions, Saver
 from ssmpi.embedding.trackers import NOTHING, Scope, Tracking, scope_of
@@ -173,15 +172,6 @@ class Tables:
         nothing = np.empty(0, self.options.pulled_dtype), np.empty(0, np.float32)
         pairs = ((each.weights, each.state) if each else nothing for each in rows)
         return [array for pair in pairs for array in pair]
-
-    def read_ahead(self) -> ReadAhead | None:
-        """What starts to read mapped rows of a thread's next batches from disk; None if it has nothing to do. Rows of
-        keys are not known before they are looked up.
-        """
-        mapped = [shard.rows for shard in self.shards]
-        if self.placement.keyed or not self.options.settings.storage or not any(mapped):
-            return None
-        return ReadAhead(self.placement, mapped)
 
     @property
     def maps(self) -> list[Sequence[np.ndarray]]:

@@ -18,8 +18,8 @@ from ssmpi.embedding.keyed_files import ROWS_AT_A_TIME, Continued, KeyedLoad, Lo
 from ssmpi.embedding.keyed_memory import ArenaAllocator, KeyMemory
 from ssmpi.embedding.keyed_table import Beginning, KeyedTable, KeyedTables
 from ssmpi.embedding.placement import Part, Placement
-from ssmpi.embedding.read_ahead import StoredPages
 from ssmpi.embedding.row_optimizers import ROW_OPTIMIZERS, RowOptimizer
+from ssmpi.embedding.stored_pages import StoredPages
 from ssmpi.embedding.wire import PulledBags
 from ssmpi.runtime import optimizer_options
 from ssmpi.runtime.errors import DataError

@@ -17,6 +17,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.placement import Placement, place
+from ssmpi.embedding.read_ahead import read_ahead_of
 from ssmpi.embedding.shards import LocalShard, Tables, local_tables
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import scope_of
@@ -60,8 +61,8 @@ def _compile_tables(config: Config, replica: Replica, batch: Batch, messages: bo
     if isinstance(batch.ids, Bags):
         batch.ids.starts[1:-1] = 0  # one long list
     for transport in _transports(config, placement, messages):
-        if read_ahead := transport.read_ahead():
-            read_ahead(batch.ids)
+        if read_ahead := read_ahead_of(transport):
+            read_ahead(batch)
         lookups = Lookups(transport, 0, PrefetchedRows(lambda: False))
         ((_, lookup),) = lookups.prefetched([batch])
         gradients = np.zeros_like(lookup.values)

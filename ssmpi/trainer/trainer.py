@@ -16,6 +16,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
+from ssmpi.embedding.read_ahead import read_ahead_of
 from ssmpi.embedding.table import KEYS
 from ssmpi.model.options import Schedule
 from ssmpi.runtime.files.log import during
@@ -142,8 +143,7 @@ class Trainer:
 
     def stream(self, thread: int) -> Iterator[Batch]:
         """The batches of the pieces assigned to one worker thread, until there are no more or training pauses."""
-        read_ahead = self.tables.read_ahead()
-        return self._feed.batches(thread, self._control.next_block, self._stop.must_pause, read_ahead)
+        return self._feed.batches(thread, self._control.next_block, self._stop.must_pause, read_ahead_of(self.tables))
 
     def model_of(self, thread: int) -> ThreadModel:
         """The network of a worker thread: over the live weights, with gradients of its own."""
