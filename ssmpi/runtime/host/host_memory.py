@@ -11,14 +11,15 @@ from pathlib import Path
 
 def free_memory(root: Path = Path("/")) -> float:
     """Bytes that this process may still allocate: the least of what the machine and each of its control groups (the
-    memory limit of a batch job) have left; infinite if none of them can be read. The idle page cache counts as free.
+    memory limit of a batch job) have left; infinite if none of them can be read. The page cache counts as free, in use
+    or not, as in ``MemAvailable``.
     """
     found = _of_machine(root, "MemAvailable:")
     for group, names in control_groups(root):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
             limit, used = (int((group / name).read_text(encoding="ascii")) for name in names[:2])
             stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-            found.append(limit - used + int(stat.get(names[2], 0)))
+            found.append(limit - used + sum(int(stat.get(name, 0)) for name in names[2:]))
     return max(0.0, min(found, default=float("inf")))
 
 
@@ -54,9 +55,9 @@ def oom_kills(root: Path = Path("/")) -> int:
     return 0
 
 
-def control_groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """This process's control group and all above it, with what its limit, its use and its idle file pages are called
-    there.
+def control_groups(root: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """This process's control group and all above it, with what its limit, its use and its pages of files, idle and in
+    use, are called there.
     """
     mounted = root / "sys/fs/cgroup"
     try:
@@ -66,9 +67,10 @@ def control_groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
     for line in lines:
         _, controllers, place = line.split(":", 2)
         if not controllers:
-            top, names = mounted, ("memory.max", "memory.current", "inactive_file")
+            top, names = mounted, ("memory.max", "memory.current", "inactive_file", "active_file")
         elif "memory" in controllers.split(","):
-            top, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            top = mounted / "memory"
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"
         else:
             continue
         group = top / place.strip("/")
