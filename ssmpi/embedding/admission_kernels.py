@@ -23,6 +23,7 @@ from ssmpi.embedding.key_kernels import (
     SHARED_ID,
     SIGHTING_SLOTS,
     USED,
+    see,
     slots_of,
 )  # fmt: skip
 from ssmpi.runtime.compiled import atomic
@@ -138,8 +139,8 @@ def _look_up(table: np.ndarray, asked: np.ndarray, rows: np.ndarray, like: Any) 
             continue
         if rows[i] == NOT_FOUND:
             new += 1
-        elif seen[rows[i]] != SEEN:  # trainers may have the line
-            seen[rows[i]] = SEEN
+        else:
+            see(seen, rows[i])
     return new
 
 

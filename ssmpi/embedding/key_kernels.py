@@ -17,6 +17,8 @@ from ssmpi.runtime.compiled.jit import njit
 RESERVED = 2  # rows at the beginning of each keyed table: ids 0, missing, and 1, shared by keys without a row
 SHARED_ID = 1
 SEEN = -(2**63)  # date of a row that was looked up since the last pause; those of an earlier run may be below 0
+OFTEN = 7  # and of one that so many further batches looked up, or more, SEEN + OFTEN: rows used often are not written
+USE, LASTING = 4, 7  # what a batch adds to the use of a row, and how many eighths of it last until the next pause
 
 # Words of a keyed table's head
 CURSOR, END, USED, ADMITTED, EXPIRED, EVICTED, REFUSED, COUNTED = range(8)
@@ -67,26 +69,44 @@ def grow_sightings(sightings: np.ndarray, head: np.ndarray, count: int) -> None:
 
 @njit(cache=True, nogil=True)
 def refill(slots: np.ndarray, keys: np.ndarray) -> int:
-    """Make the map anew from the key of each row, 0 where a row is free. Returns how many rows are in use."""
+    """Make the map anew from the key of each row, 0 where a row is free. Returns how many rows are in use. Of two rows
+    with the same key, which a kill leaves where one was moved (``key_moves``), the second is freed.
+    """
     slots[:] = 0
     used = 0
     for row in range(RESERVED, keys.size):
-        if keys[row] != 0:
+        if keys[row] == 0:
+            continue
+        if slots[2 * slot_of(slots, keys[row])] != 0:
+            keys[row] = 0
+        else:
             insert(slots, keys[row], row)
             used += 1
     return used
 
 
 @njit(cache=True, nogil=True)
-def age(keys: np.ndarray, seen: np.ndarray, now: int, most: int) -> int:
+def see(seen: np.ndarray, row: int) -> None:
+    """A batch looks up a row, which is written only if that changes its date: other processes may have the line."""
+    if seen[row] > SEEN + OFTEN:
+        seen[row] = SEEN
+    elif seen[row] < SEEN + OFTEN:
+        seen[row] += 1
+
+
+@njit(cache=True, nogil=True)
+def age(keys: np.ndarray, seen: np.ndarray, uses: np.ndarray, now: int, most: int) -> int:
     """Date the rows that were looked up since the last pause, and free those not seen for more than ``most`` examples,
-    0 for none. Returns how many.
+    0 for none. Returns how many. ``uses`` uint8 (rows,), or empty, tell how often each was looked up lately.
     """
     freed = 0
     for row in range(RESERVED, keys.size):
+        if uses.size:
+            batches = seen[row] - SEEN + 1 if seen[row] <= SEEN + OFTEN else 0
+            uses[row] = uses[row] * LASTING // 8 + USE * batches if keys[row] != 0 else 0
         if keys[row] == 0:
             continue
-        if seen[row] == SEEN:
+        if seen[row] <= SEEN + OFTEN:
             seen[row] = now
         elif most > 0 and now - seen[row] > most:
             keys[row] = 0

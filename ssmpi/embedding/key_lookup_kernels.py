@@ -11,7 +11,7 @@ import numpy as np
 from numba import uint64
 
 from ssmpi.embedding.kernels import numbered
-from ssmpi.embedding.key_kernels import SEEN, SHARED_ID, owner_of, slots_of
+from ssmpi.embedding.key_kernels import SHARED_ID, owner_of, see, slots_of
 from ssmpi.runtime.compiled.cache_lines import ask_to_write
 from ssmpi.runtime.compiled.hash_table import NOT_FOUND, ask_for_slot, find, mix
 from ssmpi.runtime.compiled.jit import njit
@@ -75,9 +75,7 @@ def ids_of(maps: np.ndarray, servers: int, keys: np.ndarray, ids: np.ndarray, da
                 ask_to_write(uint64(maps[4 * owner + 2] + 8 * row))  # type: ignore[call-arg]
     for d in range(keys.size):
         if dates and ids[d] > 0:
-            seen = array_at(maps, 4 * (ids[d] % servers) + 2, np.int64)
-            if seen[ids[d] // servers] != SEEN:  # other trainers may have the line
-                seen[ids[d] // servers] = SEEN
+            see(array_at(maps, 4 * (ids[d] % servers) + 2, np.int64), ids[d] // servers)
 
 
 @njit(cache=True, nogil=True)

@@ -125,7 +125,13 @@ class KeyMemory:
 
 
 class Allocator(Protocol):
-    """Allocates memory of a keyed table, as it lies in that of its PS."""
+    """Allocates memory of a keyed table, as it lies in that of its PS. If that is on a disk, the ``hot`` first rows lie
+    in memory all the same.
+    """
+
+    @property
+    def hot(self) -> int:
+        """How many."""
 
     def extend_rows(self, more: slice) -> str:
         """Allocate the values of more rows; why there is no memory for them, empty if there is."""
@@ -148,6 +154,7 @@ class ArenaAllocator:
     base: int
     keys: Memory
     start: int
+    hot: int
 
     def extend_rows(self, more: slice) -> str:
         """As ``Allocator``."""

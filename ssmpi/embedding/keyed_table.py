@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssmpi.embedding import admission_kernels
+from ssmpi.embedding import admission_kernels, key_moves
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding.dynamic_options import KeyOptions
 from ssmpi.embedding.keyed_memory import Allocator, KeyLayout
@@ -71,7 +71,8 @@ class KeyedTable:
         arrays = self.maps, self.keys, self.seen, self._sightings, *values, numbers, fractions
         self.args, self.like = KernelArgs((), arrays), values[0].dtype.type()  # of ``admission_kernels``
         self.no_memory = ""  # why there is none for another step, since the last pause
-        self._released = 0
+        self._released, self._hot = 0, allocator.hot
+        self.uses = np.zeros(len(self.keys) if self._hot else 0, np.uint8)  # of each row, lately
         if kept:
             self._refill()
         else:
@@ -133,7 +134,8 @@ class KeyedTable:
         it does not matter where rows lie.
         """
         head = self.head
-        expired = kernels.age(self.keys[: head[kernels.END]], self.seen, now, self._options.expire_after_examples)
+        most = self._options.expire_after_examples
+        expired = kernels.age(self.keys[: head[kernels.END]], self.seen, self.uses, now, most)
         head[kernels.EXPIRED] += expired
         used = int(head[kernels.USED]) - expired
         full = head[kernels.CURSOR] == head[kernels.ROOM] or used > self._options.keys
@@ -154,6 +156,23 @@ class KeyedTable:
             self._allocator.release(self._layout.of_map(slice(0, slots)))
             self._allocator.release(self._layout.of_sightings(slice(0, sightings)))
         self._released, self.no_memory = slots + sightings, ""
+
+    def moves(self) -> np.ndarray:
+        """From where to where rows move, int64 (moves, 2), so that those used most lie in memory (``key_moves``);
+        ``moved`` when they have.
+        """
+        stop = int(self.head[kernels.END])
+        if stop <= self._hot or not self._hot:
+            return np.empty((0, 2), np.int64)
+        free = np.flatnonzero(self.keys[self._hot : stop] == 0)
+        spare = self._hot + int(free[0]) if len(free) else -1
+        if spare < 0 and stop < self.head[kernels.ROOM]:
+            self.head[kernels.END], spare = stop + 1, stop
+        return key_moves.planned(self.keys[:stop], self.uses[:stop], self._hot, spare)
+
+    def moved(self) -> None:
+        """Rows have moved: their keys are found there."""
+        self._refill()
 
     def _refill(self) -> None:
         """Fill the map anew from the keys of the rows."""

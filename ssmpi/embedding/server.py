@@ -128,10 +128,7 @@ class EmbeddingServer:
         self._reply(source, thread, self.arena.keyed.find(payload.view(np.int64).reshape(-1, 3)))
 
     def _sweep(self, source: int, thread: int, payload: np.ndarray) -> None:
-        samples = int(payload.view(np.int64)[0])
-        counts = self.arena.keyed.sweep(samples)
-        self.arena.settle(samples)
-        self._reply(source, thread, counts)
+        self._reply(source, thread, self.arena.sweep(int(payload.view(np.int64)[0])))
 
     def _reply(self, source: int, thread: int, values: np.ndarray) -> None:
         buffer = self._service.buffer(values.nbytes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import h5py
 import numpy as np
 
-from ssmpi.embedding import kernels, key_kernels, keyed_files, precision, row_optimizers, table_decay
+from ssmpi.embedding import kernels, key_kernels, key_moves, keyed_files, precision, row_optimizers, table_decay
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.keyed_files import ROWS_AT_A_TIME, Continued, KeyedLoad, Loading
 from ssmpi.embedding.keyed_memory import ArenaAllocator, KeyMemory
@@ -278,6 +279,7 @@ class Arena(RowArray):
         if first and options.clock_bytes:
             first.append(options.bytes_of(slice(count, count + 1), count)[0])
         super().__init__(options, memory.allocate(options.bytes_for(count), first), count)
+        self.still = threading.Lock()  # held while rows must not move
         self.placement, self.server, self._seed = placement, server, seed
         self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
         if not memory.kept:
@@ -352,12 +354,51 @@ class Arena(RowArray):
             initial = self._bound(part), self.options.optimizer.initial
             begin = Beginning(self._seed, part.table, self.options.layout.vector, *initial)
             allocator = ArenaAllocator(
-                memory, partial(self.options.bytes_of, count=count), part.base, keys, place.start
+                memory,
+                partial(self.options.bytes_of, count=count),
+                part.base,
+                keys,
+                place.start,
+                self._hot(part, memory.hot),
             )
             options = self.placement.dynamic[part.table].share(part.first, part.stride)
             values = self.weights[rows], self.state[rows]
             found[part.table] = KeyedTable(options, beside[place], values, begin, allocator=allocator, kept=keys.kept)
         return found
+
+    def _hot(self, part: Part, hot: Sequence[slice]) -> int:
+        """How many of the first rows of a part lie in these bytes of the arena."""
+        weights = self.options.bytes_of(slice(part.base, part.base + part.rows), len(self.weights))[-2]
+        ends = [each.stop for each in hot if each.start < weights.stop and weights.start < each.stop]
+        return max(0, min(max(ends, default=0), weights.stop) - weights.start) // self.options.weight_bytes
+
+    def sweep(self, samples: int) -> np.ndarray:
+        """Training pauses after so many ``samples`` of all trainers: keyed tables free rows, of those on disk the ones
+        used most move to memory, and all catch up with the decay of their tables. Counts as ``KeyedTables.sweep``.
+        """
+        counts = self.keyed.sweep(samples)
+        if self.still.acquire(blocking=False):
+            try:
+                self._move()
+            finally:
+                self.still.release()
+        self.settle(samples)
+        return counts
+
+    def _move(self) -> None:
+        """Of keyed tables on disk: rows that are used most move to memory."""
+        if not self.options.settings.storage:
+            return
+        for part in self.placement.keyed_parts_of(self.server):
+            table, rows = self.keyed[part.table], slice(part.base, part.base + part.rows)
+            moves, values = table.moves(), (self.weights[rows], self.state[rows], self.clocks[rows])
+            for start in range(0, len(moves) + 1, key_moves.AT_A_TIME):  # without any too, so that it is compiled
+                some, coming = (moves[k : k + key_moves.AT_A_TIME] for k in (start, start + key_moves.AT_A_TIME))
+                self.start_reading((part.base + coming[:, 0]).astype(np.int32))
+                key_moves.move(some, table.keys, table.seen, table.uses, *values)
+            if len(moves):
+                table.moved()
+                self.observe((part.base + moves[:, 1]).astype(np.int32), np.ones(len(moves), np.int32))
 
     def check(self, rows: np.ndarray) -> None:
         """Raise DataError if a row number is not in this arena."""

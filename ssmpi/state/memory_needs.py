@@ -18,7 +18,7 @@ from ssmpi.runtime.host.host_memory import free_memory, memory_limit
 from ssmpi.runtime.mpi.rank_memory import HEADER
 from ssmpi.runtime.quality import BINS, SUMS
 from ssmpi.runtime.topology import Role
-from ssmpi.state.stored_rows import HOT, hot_bytes, hot_rows, occurrences
+from ssmpi.state.stored_rows import HOT, hot_bytes, hot_rows, occurrences, shares
 from ssmpi.sync import RoundCost, algorithm_of
 
 
@@ -121,15 +121,16 @@ def mirror_memory(config: Config) -> dict[Role, float]:
 
 def hot_memory(config: Config, placement: Placement, server: int, roles: Sequence[Role]) -> list[slice]:
     """Which bytes of the rows of PS ``server`` stay in memory although they lie on a disk: HOT of what ranks of these
-    ``roles`` leave on this host, in memory and in the folder of the ranks' memory. None if ids are not counted.
+    ``roles`` leave on this host, in memory and in the folder of the ranks' memory. Of keys each table has its share,
+    whose rows are chosen by use. None if ids are not counted.
     """
     tables = occurrences(Path(config.data.folder), placement.cardinalities).tables if config.embedding.storage else ()
-    if not tables:
+    if not (tables or (placement.keyed and config.embedding.storage)):
         return []
     ranks, folder = memory_of_ranks(config, placement), Path(config.recovery.memory_folder)
+    holders, parts = roles.count(Role.EMBEDDING_PS) or 1, placement.parts_of(server)
     left = [memory_limit() - sum(ranks[role] for role in roles), free_memory()]
     if folder.is_dir():
-        left.append(memory_folder.file_system(folder).free)
-    holders, parts = roles.count(Role.EMBEDDING_PS) or 1, placement.parts_of(server)
+        left.append(memory_folder.file_system(folder).free - holders * KeyMemory(placement, server).size)
     most = int(HOT * max(0.0, min(left)) / holders / config.rows.row_bytes)
-    return hot_bytes(config.rows, parts, hot_rows(tables, parts, most))
+    return hot_bytes(config.rows, parts, hot_rows(tables, parts, most) if tables else shares(parts, most))

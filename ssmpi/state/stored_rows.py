@@ -103,6 +103,12 @@ def hot_rows(tables: Sequence[np.ndarray], parts: Sequence[Part], most: int) -> 
     return found
 
 
+def shares(parts: Sequence[Part], most: int) -> list[int]:
+    """How many rows each of a PS's ``parts`` has of ``most``, if each has the same share of its own."""
+    share = min(1.0, most / max(1, sum(part.rows for part in parts)))
+    return [int(share * part.rows) for part in parts]
+
+
 def hot_bytes(options: RowOptions, parts: Sequence[Part], hot: Sequence[int]) -> list[slice]:
     """The whole pages with the first ``hot`` rows of each of a PS's ``parts`` in its array of rows."""
     count, found = sum(part.rows for part in parts), list[slice]()

@@ -180,8 +180,9 @@ def stored(config: Config, placement: Placement, layout: NodeLayout | None, wher
     lines = [
         f"rows on disk: with {in_units(room)} of memory left for them {counts.misses(config.rows.row_bytes, room)}"
     ]
-    if counts.tables:
-        most = in_units(min(HOT * room, float(sum(placement.cardinalities) * config.rows.row_bytes)))
+    if counts.tables or placement.keyed:
+        rows = sum(map(placement.rows_of, range(placement.servers)))
+        most = in_units(min(HOT * room, float(rows * config.rows.row_bytes)))
         lines.append(f"  hot rows: at most {most} of that, in {config.recovery.memory_folder}")
     if copies:
         also = "for their copy besides" if copied else "would be needed for a copy: training waits"

@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 
 from ssmpi import cli
 from ssmpi.data.reader import SplitReader
+from ssmpi.embedding.keyed_table import KeyedTable
+from ssmpi.state import memory_needs
 from ssmpi.tools.export import export
 
 STEPS = ("data.batch_size=50", "embedding.prefetch=false", "data.passes=2")
@@ -43,6 +45,33 @@ def test_real_ranks_train_by_key_as_threads_do_by_id_and_it_is_scored(tmp_path, 
     predicted = np.loadtxt(tmp_path / "scores")
     np.testing.assert_allclose(served(tmp_path, run.folder, keys), predicted, rtol=0, atol=2e-6)
     assert np.ptp(predicted) > 0.1
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_rows_of_keys_on_disk_have_the_same_bits(tmp_path, disk, servers, monkeypatch):
+    """With an eighth of each table in memory; at pauses those that are used most move there."""
+    ids = make_dataset(tmp_path / "ids", 6_000, cardinalities=(900, 900, 20, 9, 50), features=FEW)
+    keys, moved, moves = make_keyed(tmp_path / "keys", ids, ("user", "item")), [], KeyedTable.moves
+    settings = (*STEPS, *DYNAMIC, "evaluate.per_pass=3", "embedding.dim=64", "model.bottom=[32,64]")
+    monkeypatch.setattr(memory_needs, "shares", lambda parts, most: [min(most, part.rows // 8) for part in parts])
+    monkeypatch.setattr(KeyedTable, "moves", lambda table: moved.append(moves(table)) or moved[-1])
+    stored = (f"topology.embedding_ps={servers}", f"embedding.storage={disk}")
+    run = train_over_threads(tmp_path / "on-disk", keys, *settings, *stored)
+    assert sum(map(len, moved)) > 50
+    moved.clear()
+    in_memory = train_over_threads(tmp_path / "in-memory", keys, *settings, "topology.embedding_ps=0")
+    assert sum(map(len, moved)) == 0
+    np.testing.assert_array_equal(run.losses(), in_memory.losses())
+    found, expected = (exported(tmp_path, each) for each in (run, in_memory))
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    assert list(disk.iterdir()) == []
+
+
+def exported(folder, run):
+    """The tables of a run, by name; rows of keys in the order of these."""
+    assert export(run.folder, "safetensors", folder / f"{run.folder.parent.name}.safetensors") == 0
+    return load_file(folder / f"{run.folder.parent.name}.safetensors")
 
 
 def served(folder, run, data):

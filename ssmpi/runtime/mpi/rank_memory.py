@@ -293,9 +293,11 @@ class MemoryFile:
             collapse(memory, [slice(0, size)] if first is None else first)
         return memory, address(self.file, offset, self._key, on_disk=self.on_disk, over=over)
 
-    def overlays(self, name: str, hot: Sequence[slice]) -> list[Overlay]:
-        """Where the ``hot`` bytes of an array lie that another file has; nowhere if there is no room."""
-        if not hot or self.place(name, size_of(hot)) is None:
+    def overlays(self, name: str, hot: Sequence[slice], *, growing: bool) -> list[Overlay]:
+        """Where the ``hot`` bytes of an array lie that another file has; nowhere if there is no room. Of a ``growing``
+        array they are promised, and there when they are touched.
+        """
+        if not hot or self.place(name, size_of(hot), () if growing else None) is None:
             return []
         return overlays(hot, self.file, self._table[name][0])
 
@@ -383,14 +385,16 @@ class _Part:
     def __init__(
         self, memory: MemoryFile, name: str, *, shared: bool, hot: Sequence[slice] = (), above: MemoryFile | None = None
     ) -> None:
-        self._memory, self._name, self._shared, self._hot, self._above = memory, name, shared, hot, above
+        self._memory, self._name, self._shared, self.hot, self._above = memory, name, shared, hot, above
         self.address, self.file, self.kept = b"", -1, memory.holds(name)
         self._own: Memory | None = None  # where there was no room
         self._growing: np.ndarray | None = None
 
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
         """As ``Memory``."""
-        over = self._above.overlays(HOT.format(self._name), self._hot) if self._above else []
+        over: Sequence[Overlay] = ()
+        if self._above:
+            over = self._above.overlays(HOT.format(self._name), self.hot, growing=first is not None)
         placed = self._memory.place(self._name, size, first, over)
         if placed is None:
             self._own = own = ProcessMemory().part(self._name, shared=self._shared)

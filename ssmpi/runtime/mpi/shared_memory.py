@@ -63,6 +63,10 @@ class Memory(Protocol):
     def kept(self) -> bool:
         """Whether it holds the state of an earlier process of this rank."""
 
+    @property
+    def hot(self) -> Sequence[slice]:
+        """The bytes that do not lie on disk with the others."""
+
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
         """uint8 (size,). If it comes in steps, ``first`` are the bytes that are there, zeros; else all are."""
 
@@ -76,7 +80,7 @@ class Memory(Protocol):
 class PrivateMemory:
     """Memory of this process only."""
 
-    address, file, kept = b"", -1, False
+    address, file, kept, hot = b"", -1, False, ()
 
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
         """uint8 (size,), not initialized unless it comes in steps."""
@@ -104,7 +108,7 @@ class SharedMemory:
     address, file, kept = b"", -1, False
 
     def __init__(self, folder: Path | None = None, hot: Sequence[slice] = ()) -> None:
-        self._folder, self._hot = folder, hot
+        self._folder, self.hot = folder, hot
         self._growing: np.ndarray | None = None
 
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
@@ -121,7 +125,7 @@ class SharedMemory:
                     raise NoRoomError(self._folder, why)
         elif first is None and not allocate(file, 0, HEADER + size, free_memory()):
             collapse(memory, [slice(0, HEADER + size)])
-        over = self._overlays(memory) if self._hot else []
+        over = self._overlays(memory) if self.hot else []
         key = secrets.token_bytes(KEY)
         memory[:KEY] = np.frombuffer(key, np.uint8)
         self.address = address(file, HEADER, key, on_disk=self._folder is not None, over=over)
@@ -133,8 +137,8 @@ class SharedMemory:
         """Map memory where the hot bytes are."""
         file = os.memfd_create("ssmpi")
         weakref.finalize(memory.base, os.close, file)
-        os.ftruncate(file, size_of(self._hot))
-        map_over(memory[HEADER:], found := overlays(self._hot, file, 0))
+        os.ftruncate(file, size_of(self.hot))
+        map_over(memory[HEADER:], found := overlays(self.hot, file, 0))
         return found
 
     def extend(self, more: slice) -> str:

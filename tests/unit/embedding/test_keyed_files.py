@@ -13,7 +13,7 @@ from oracle import mix
 from rows import row_options
 
 from ssmpi.embedding.dynamic_options import DynamicOptions
-from ssmpi.embedding.key_kernels import SEEN
+from ssmpi.embedding.key_kernels import OFTEN, SEEN
 from ssmpi.embedding.keyed_files import Continued
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
@@ -121,7 +121,7 @@ class Servers:
                 assert key not in rows
                 (value,) = set(arena.weights[base + row].tolist())
                 assert table.resolve(np.array([key]), np.array([0])).tolist() == [row]
-                rows[key] = value, None if date == SEEN else date
+                rows[key] = value, None if date <= SEEN + OFTEN else date
             sightings |= {int(key): int(times) for key, times in table.candidates() if key not in rows}
         return rows, sightings
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import initial_row
 from rows import row_options
-from test_keyed_table import BATCHES, BEGIN, WIDTH, check_values
+from test_keyed_table import BATCHES, BEGIN, WIDTH, check_values, was_seen
 
 from ssmpi.embedding import key_kernels as kernels
 from ssmpi.embedding import keyed_memory
@@ -36,6 +36,8 @@ POISON = 0xA5  # what lies where no memory was asked for: reading it shows, and 
 
 class Steps:
     """Memory of a table in steps; ``says`` why there is none for another one."""
+
+    hot = 0
 
     def __init__(self, options, rows=ROWS):
         self.layout, self.rows, self.says = KeyLayout(rows, options.counts), rows, ""
@@ -67,9 +69,11 @@ class Steps:
 
 
 def contents(table, values):
-    """Dates and values by key, sightings by key, and what was counted."""
+    """Dates and values by key, sightings by key, and what was counted; a call that is repeated looks up once more."""
     rows = table.in_use()
-    held = {int(table.keys[row]): (int(table.seen[row]), *values[0][row], *values[1][row]) for row in rows}
+    dates = [kernels.SEEN if was_seen(date) else date for date in table.seen[rows].tolist()]
+    keys = table.keys[rows].tolist()
+    held = {key: (date, *values[0][r], *values[1][r]) for key, date, r in zip(keys, dates, rows, strict=True)}
     return held, dict(table.candidates().tolist()), table.counts._replace(room=0)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import make_keyed
 
 from data_prep.vocabulary.vocabulary_file import MergedFeature, write_vocabulary
 from ssmpi import cli
@@ -16,6 +17,7 @@ from ssmpi.cluster.site import Node, Site, SitePlacement
 from ssmpi.config import load
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.schema import DatasetManifest, read_manifest, write_manifest
+from ssmpi.embedding.keyed_memory import KeyMemory
 from ssmpi.embedding.placement import place
 from ssmpi.runtime.errors import DataError, TopologyError
 from ssmpi.runtime.host import host_memory, memory_folder
@@ -167,6 +169,33 @@ def test_hot_rows_have_three_quarters_of_what_ranks_leave(large, disk, monkeypat
     assert size(of=loaded(large, f"embedding.storage={disk}", f"recovery.memory_folder={disk}/none")[0])
     Path(config.data.folder, "vocabulary.h5").unlink()
     assert not size()
+
+
+def test_tables_of_keys_share_what_is_hot_by_their_size(tmp_path, small_data, disk, monkeypatch):
+    names = read_manifest(small_data).features.sparse
+    data, path = make_keyed(tmp_path / "keys", small_data, names[:2]), tmp_path / "run.toml"
+    path.write_text(f"data.folder = '{data}'\nrun.folder = '{tmp_path}/run'")
+    more = (
+        f"recovery.memory_folder={disk}",
+        "embedding.dynamic.keys=100000",
+        f"embedding.dynamic.features.{names[1]}.keys=300000",
+    )
+    config = load(path, [f"embedding.storage={disk}", *more]).over(read_manifest(data).features)
+    placed, system = placement_of(config), memory_folder.file_system(disk)
+    keys, rows = KeyMemory(placed, 0).size, placed.rows_of(0) * config.rows.row_bytes
+    monkeypatch.setattr(memory_needs, "memory_limit", lambda: 9e9)
+    monkeypatch.setattr(memory_needs, "free_memory", lambda: 9e9)
+    monkeypatch.setattr(
+        memory_folder, "file_system", lambda _: system._replace(free=keys + rows / 4 / memory_needs.HOT)
+    )
+    hot = memory_needs.hot_memory(config, placed, 0, [Role.TRAINER])
+    assert sum(each.stop - each.start for each in hot) == pytest.approx(rows / 4, rel=0.02)
+    for part in placed.parts_of(0)[:2]:
+        assert part.rows >= 100_000
+        weights = config.rows.bytes_of(slice(part.base, part.base + part.rows), placed.rows_of(0))[-2]
+        of_part = sum(each.stop - each.start for each in hot if weights.start <= each.start < weights.stop)
+        assert of_part == pytest.approx((weights.stop - weights.start) / 4, rel=0.1)
+    assert re.search(r"\n  hot rows: at most [\d.]+ MB of that", plan.stored(config, placed, None, None))
 
 
 def test_rows_on_disk_need_room_there_and_no_memory(tmp_path, small_data, disk, monkeypatch, capsys):

@@ -113,7 +113,8 @@ class RowSaver:
             self._store.checkpoint = self._server.checkpoint
             whole, self._whole = self._whole or not self._tracker, True
             self._remember()  # until they are written, the selected rows are not saved anywhere
-            line = self._save_all(samples) if whole else self._save_some(samples)
+            with self._server.arena.still:
+                line = self._save_all(samples) if whole else self._save_some(samples)
         except _EndedError:
             return
         except (OSError, DataError) as error:

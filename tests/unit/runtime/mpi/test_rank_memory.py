@@ -308,6 +308,27 @@ def test_hot_rows_outlive_a_kill_in_memory(path, disk):
     assert attach(part.address, 8 * PAGE)[PAGE - 1 :: PAGE].tolist() == list(range(8))
 
 
+def test_hot_rows_that_come_in_steps_take_memory_when_they_are_touched(path, disk):
+    """They outlive a kill as others."""
+    hot, size = [slice(PAGE, 40 * PAGE)], 64 * PAGE
+
+    def fill():
+        memory = MemoryFile(path, Origin("run", "trainer 0", 1))
+        part, before = memory.part("rows", shared=True, folder=str(disk), hot=hot), path.stat().st_blocks
+        array = part.allocate(size, [slice(0, 2 * PAGE)])
+        assert path.stat().st_blocks == before
+        assert part.extend(slice(2 * PAGE, size)) == ""
+        array[::PAGE] = np.arange(64)
+        assert path.stat().st_blocks - before == 39 * PAGE // 512
+        assert attach(part.address, size)[::PAGE].tolist() == list(range(64))
+        memory.ready()
+
+    left_by(fill)
+    part = find(path).part("rows", shared=True, folder=str(disk))
+    assert part.hot == hot
+    assert part.allocate(size, [slice(0, 2 * PAGE)])[::PAGE].tolist() == list(range(64))
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05])
 def test_a_kill_while_rows_are_written_to_the_disk_loses_none(path, disk, seconds):
     """Only the page that was being changed may be half old."""

@@ -507,3 +507,20 @@ def test_time_outlives_a_process_and_does_not_follow_the_date(tmp_path, monkeypa
     monkeypatch.setattr(time, "time", lambda: 0.0)
     saving.restart()
     assert saving.seconds_left() <= 0
+
+
+@pytest.mark.parametrize("of", ["save_all", "save"])
+def test_rows_stay_where_they_are_while_they_are_saved(tmp_path, monkeypatch, of):
+    """A pause that moved some would let a save miss them."""
+    saving, write, held = Saving(tmp_path), getattr(RowStore, of), []
+
+    def watched(store, *arguments):
+        held.append(saving.arena.still.locked())
+        return write(store, *arguments)
+
+    monkeypatch.setattr(RowStore, of, watched)
+    saving.save()
+    saving.use(1)
+    saving.save()
+    assert held == [True]
+    assert not saving.arena.still.locked()
