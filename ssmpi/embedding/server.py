@@ -82,7 +82,9 @@ class EmbeddingServer:
             arena.pool(asked.bags, rest[:bags])
         if keys:
             ids = rest[bags:].reshape(-1).view(np.int32)[:keys]
-            arena.read(arena.keyed.read(asked.keys, ids), values[single:])
+            rows = arena.keyed.read(asked.keys, ids)
+            arena.start_reading(rows)
+            arena.read(rows, values[single:])
         self._service.reply(source, thread, buffer)
 
     def _push(self, source: int, thread: int, payload: np.ndarray) -> None:
