@@ -16,8 +16,8 @@ from ssmpi.runtime.compiled.jit import njit
 
 RESERVED = 2  # rows at the beginning of each keyed table: ids 0, missing, and 1, shared by keys without a row
 SHARED_ID = 1
-SEEN = -(2**63)  # date of a row that was looked up since the last pause; those of an earlier run may be below 0
-OFTEN = 7  # and of one that so many further batches looked up, or more, SEEN + OFTEN: rows used often are not written
+SEEN = -(2**63)  # date of a row that a batch has looked up since the last pause; an earlier run's may be below 0
+OFTEN = 7  # it is 1 more for each further batch, up to this
 USE, LASTING = 4, 7  # what a batch adds to the use of a row, and how many eighths of it last until the next pause
 
 # Words of a keyed table's head
@@ -88,10 +88,9 @@ def refill(slots: np.ndarray, keys: np.ndarray) -> int:
 @njit(cache=True, nogil=True)
 def see(seen: np.ndarray, row: int) -> None:
     """A batch looks up a row, which is written only if that changes its date: other processes may have the line."""
-    if seen[row] > SEEN + OFTEN:
-        seen[row] = SEEN
-    elif seen[row] < SEEN + OFTEN:
-        seen[row] += 1
+    date = seen[row]
+    if date != SEEN + OFTEN:
+        seen[row] = SEEN if date > SEEN + OFTEN else date + 1
 
 
 @njit(cache=True, nogil=True)
@@ -111,4 +110,6 @@ def age(keys: np.ndarray, seen: np.ndarray, uses: np.ndarray, now: int, most: in
         elif most > 0 and now - seen[row] > most:
             keys[row] = 0
             freed += 1
+            if uses.size:
+                uses[row] = 0
     return freed

@@ -13,31 +13,71 @@ from ssmpi.embedding.key_kernels import RESERVED, USE
 from ssmpi.runtime.compiled import atomic
 from ssmpi.runtime.compiled.jit import njit
 
+LEVELS = 256  # of use
 LEAST = USE + 1  # more than that of a row that was looked up once
 AT_A_TIME = 1024  # rows that are moved while the next ones are read
+MOST = 1 << 18  # rows of a table that a pause moves up, for the memory that a list of them takes
+SECONDS = 10.0  # that a pause spends on moves: the rest comes at the next one
 
 
-def planned(keys: np.ndarray, uses: np.ndarray, hot: int, spare: int) -> np.ndarray:
-    """From where to where rows move, int64 (moves, 2), in this order: those used most behind the ``hot`` first ones to
-    the places of those used least among these, free ones first. A row whose place is taken goes to where the last one
-    came from, the first of them to the free row ``spare``; without one, -1, none goes. ``keys`` int64 and ``uses``
-    uint8 (rows,).
-
-    A row goes only for one that at least one more batch looked up, and that more than one did.
+@njit(cache=True, nogil=True)
+def chosen(keys: np.ndarray, uses: np.ndarray, hot: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows int64 (n,) behind the ``hot`` first ones are used most, up to ``most``, and which n of these are used
+    least, free ones first. A row goes only for one that at least one more batch looked up, and that more than one did.
+    ``keys`` int64 and ``uses`` uint8 (rows,), which may be empty, so that none goes.
     """
-    use = np.where(keys != 0, uses, np.int16(-USE))
-    up, down = hot + np.flatnonzero(use[hot:] >= LEAST), np.arange(RESERVED, hot)
-    up, down = (rows[np.argsort(sign * use[rows], kind="stable")] for rows, sign in ((up, -1), (down, 1)))
-    count = min(len(up), len(down))
-    count = int(np.count_nonzero(use[up[:count]] >= use[down[:count]] + USE))
-    free = int(np.count_nonzero(use[down[:count]] < 0))
-    if spare < 0 and not free:
-        return np.empty((0, 2), np.int64)
-    up, down = np.sort(up[:count]), np.concatenate([down[:free], np.sort(down[free:count])])
-    away = np.stack([down, np.concatenate([[spare], up])[:count]], axis=1)
-    moves = np.stack([away, np.stack([up, down], axis=1)], axis=1)
-    taken = np.stack([use[down] >= 0, np.ones(count, bool)], axis=1)
-    return moves[taken]
+    end = min(keys.size, uses.size)
+    behind, ahead = np.zeros(LEVELS, np.int64), np.zeros(LEVELS + USE, np.int64)  # rows by use; free ones have -USE
+    for row in range(hot, end):
+        behind[uses[row]] += keys[row] != 0
+    for row in range(RESERVED, min(hot, end)):
+        ahead[uses[row] + USE if keys[row] != 0 else 0] += 1
+    up, down, count = np.zeros(LEVELS, np.int64), np.zeros(LEVELS + USE, np.int64), 0  # how many of each use change
+    high, low = LEVELS - 1, 0
+    while high >= max(LEAST, low) and count < most:  # low - USE is the use of rows that go
+        pairs = min(behind[high] - up[high], ahead[low] - down[low], most - count)
+        up[high] += pairs
+        down[low] += pairs
+        count += pairs
+        if up[high] == behind[high]:
+            high -= 1
+        if down[low] == ahead[low]:
+            low += 1
+    rising, sinking, n, free, taken = np.empty(count, np.int64), np.empty(count, np.int64), 0, 0, down[0]
+    for row in range(hot, end):
+        if keys[row] != 0 and up[uses[row]] > 0:
+            up[uses[row]] -= 1
+            rising[n] = row
+            n += 1
+    for row in range(RESERVED, min(hot, end)):
+        level = uses[row] + USE if keys[row] != 0 else 0
+        if down[level] > 0:
+            down[level] -= 1
+            if level == 0:
+                sinking[free] = row
+                free += 1
+            else:
+                sinking[taken] = row
+                taken += 1
+    return rising, sinking
+
+
+@njit(cache=True, nogil=True)
+def first_free(keys: np.ndarray, hot: int) -> int:
+    """The first free row behind the ``hot`` ones; all rows if there is none."""
+    row = hot
+    while row < keys.size and keys[row] != 0:
+        row += 1
+    return row
+
+
+def planned(keys: np.ndarray, rising: np.ndarray, sinking: np.ndarray, spare: int) -> np.ndarray:
+    """Pairs of rows int64 (moves, 2), each of which moves from the first to the second, in this order. A ``sinking``
+    row goes to where the last ``rising`` one came from, the first to the free row ``spare``; then a rising one comes.
+    """
+    away = np.stack([sinking, np.concatenate([[spare], rising])[: len(rising)]], axis=1)
+    moves = np.stack([away, np.stack([rising, sinking], axis=1)], axis=1)
+    return moves[np.stack([keys[sinking] != 0, np.ones(len(rising), bool)], axis=1)]
 
 
 @njit(cache=True, nogil=True)
@@ -59,3 +99,4 @@ def move(
         atomic.store_word(keys.ctypes.data + 8 * after, keys[before])  # type: ignore[call-arg]
         atomic.store_word(keys.ctypes.data + 8 * before, 0)
         uses[before] = 0
+        atomic.load_word(keys.ctypes.data + 8 * before)  # the next move writes after it

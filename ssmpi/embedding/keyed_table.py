@@ -158,17 +158,15 @@ class KeyedTable:
         self._released, self.no_memory = slots + sightings, ""
 
     def moves(self) -> np.ndarray:
-        """From where to where rows move, int64 (moves, 2), so that those used most lie in memory (``key_moves``);
-        ``moved`` when they have.
-        """
-        stop = int(self.head[kernels.END])
-        if stop <= self._hot or not self._hot:
-            return np.empty((0, 2), np.int64)
-        free = np.flatnonzero(self.keys[self._hot : stop] == 0)
-        spare = self._hot + int(free[0]) if len(free) else -1
-        if spare < 0 and stop < self.head[kernels.ROOM]:
-            self.head[kernels.END], spare = stop + 1, stop
-        return key_moves.planned(self.keys[:stop], self.uses[:stop], self._hot, spare)
+        """Which rows move, as ``key_moves.planned``, so that those used most lie in memory; ``moved`` follows."""
+        head, stop = self.head, int(self.head[kernels.END])
+        rising, sinking = key_moves.chosen(self.keys[:stop], self.uses, self._hot, key_moves.MOST)
+        spare = key_moves.first_free(self.keys[: head[kernels.ROOM]], self._hot)
+        if len(rising) and self.keys[sinking[0]] != 0:
+            if spare == head[kernels.ROOM]:
+                return np.empty((0, 2), np.int64)
+            head[kernels.END] = max(stop, spare + 1)
+        return key_moves.planned(self.keys, rising, sinking, spare)
 
     def moved(self) -> None:
         """Rows have moved: their keys are found there."""
@@ -185,6 +183,8 @@ class KeyedTable:
         rows = self.in_use()
         oldest = rows[np.lexsort((self.keys[rows], self.seen[rows]))[:wanted]]
         self.keys[oldest] = 0
+        if self.uses.size:
+            self.uses[oldest] = 0
         self.head[kernels.EVICTED] += len(oldest)
         return len(oldest)
 

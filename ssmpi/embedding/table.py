@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -280,6 +281,7 @@ class Arena(RowArray):
             first.append(options.bytes_of(slice(count, count + 1), count)[0])
         super().__init__(options, memory.allocate(options.bytes_for(count), first), count)
         self.still = threading.Lock()  # held while rows must not move
+        self.moved: Callable[[np.ndarray, np.ndarray], None] = lambda before, after: None  # told which rows did
         self.placement, self.server, self._seed = placement, server, seed
         self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
         if not memory.kept:
@@ -302,6 +304,7 @@ class Arena(RowArray):
         """Before the first lookup: rows that were loaded begin to decay, and what a kill left of ``settle`` is done."""
         for rows, free in self._parts_in_use() if self._aging else ():
             clocks, now = self.clocks[rows], self.clocks[-1]
+            clocks[free] = 0.0
             waiting = (clocks[:, 0] == 0.0) | (clocks[:, 0] > now[0])
             waiting[free] = False
             clocks[waiting] = now
@@ -386,19 +389,26 @@ class Arena(RowArray):
         return counts
 
     def _move(self) -> None:
-        """Of keyed tables on disk: rows that are used most move to memory."""
+        """Of keyed tables on disk: rows that are used most move to memory, as many as the time allows."""
         if not self.options.settings.storage:
             return
+        deadline = time.monotonic() + key_moves.SECONDS
         for part in self.placement.keyed_parts_of(self.server):
-            table, rows = self.keyed[part.table], slice(part.base, part.base + part.rows)
+            table, rows, done = self.keyed[part.table], slice(part.base, part.base + part.rows), 0
             moves, values = table.moves(), (self.weights[rows], self.state[rows], self.clocks[rows])
-            for start in range(0, len(moves) + 1, key_moves.AT_A_TIME):  # without any too, so that it is compiled
-                some, coming = (moves[k : k + key_moves.AT_A_TIME] for k in (start, start + key_moves.AT_A_TIME))
-                self.start_reading((part.base + coming[:, 0]).astype(np.int32))
+            self._read_for(part, moves[: key_moves.AT_A_TIME])
+            while done < max(1, len(moves)) and time.monotonic() < deadline:
+                some, coming = (moves[k : k + key_moves.AT_A_TIME] for k in (done, done + key_moves.AT_A_TIME))
+                self._read_for(part, coming)
                 key_moves.move(some, table.keys, table.seen, table.uses, *values)
+                done += key_moves.AT_A_TIME
             if len(moves):
                 table.moved()
-                self.observe((part.base + moves[:, 1]).astype(np.int32), np.ones(len(moves), np.int32))
+                self.moved(*(part.base + moves[:done]).T)
+
+    def _read_for(self, part: Part, moves: np.ndarray) -> None:
+        """Start to read the rows of a part that move."""
+        self.start_reading((part.base + moves[:, 0]).astype(np.int32))
 
     def check(self, rows: np.ndarray) -> None:
         """Raise DataError if a row number is not in this arena."""

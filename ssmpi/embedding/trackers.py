@@ -94,6 +94,11 @@ class Tracker(Protocol):
     def forget(self) -> None:
         """Mark all rows as saved."""
 
+    def moved(self, before: np.ndarray, after: np.ndarray) -> None:
+        """Rows int64 (n,) have moved, each once, while nobody looks up rows or selects some. What lay where they are
+        now, and did not move, is gone.
+        """
+
 
 class MFU:
     """Most frequently used: a saturating uint32 counter for each row, reset when the row is saved.
@@ -125,6 +130,11 @@ class MFU:
     def forget(self) -> None:
         """Reset every counter."""
         self.counts[:] = 0
+
+    def moved(self, before: np.ndarray, after: np.ndarray) -> None:
+        """Counters go with their rows."""
+        counts, self.counts[before] = self.counts[before], 0
+        self.counts[after] = counts
 
 
 class SSU:
@@ -165,6 +175,17 @@ class SSU:
         """Empty the list."""
         self.select()
 
+    def moved(self, before: np.ndarray, after: np.ndarray) -> None:
+        """The list has the new places; what is gone takes those that are left, so that it has each row once."""
+        left, gone = np.setdiff1d(before, after), np.setdiff1d(after, before)
+        before, after = np.concatenate([before, gone]), np.concatenate([after, left])
+        ids, order = self._ids[: self._head[tracker_kernels.LISTED]], np.argsort(before)
+        place = np.searchsorted(before[order], ids).clip(max=len(before) - 1)
+        known = before[order][place] == ids
+        np.bitwise_and.at(self._listed, ids[known] >> 3, ~_bit(ids[known]))
+        ids[known] = after[order][place[known]]
+        np.bitwise_or.at(self._listed, ids[known] >> 3, _bit(ids[known]))
+
 
 class SCAR:
     """Selects the rows that have changed most, by the Euclidean distance of each row of ``weights`` float32 (rows,
@@ -191,6 +212,11 @@ class SCAR:
     def forget(self) -> None:
         """Copy all weights."""
         self._saved[:] = self._weights
+
+    def moved(self, before: np.ndarray, after: np.ndarray) -> None:
+        """Copies go with their rows; what is left behind has not changed."""
+        saved, self._saved[before] = self._saved[before], self._weights[before]
+        self._saved[after] = saved
 
 
 @dataclass(frozen=True)
@@ -232,6 +258,11 @@ def _largest(keys: np.ndarray, scope: Scope, most: int) -> np.ndarray:
     """The rows with the ``most`` largest keys uint32 (rows,) above 0, and those saved whole: int32, ascending."""
     out = np.empty(scope.whole + most, np.int32)
     return out[: tracker_kernels.largest(keys, scope.parts, most, out)]
+
+
+def _bit(rows: np.ndarray) -> np.ndarray:
+    """That of each row in its byte, uint8."""
+    return (1 << (rows & 7)).astype(np.uint8)
 
 
 def _covered(before: float, left: float) -> float:

@@ -84,7 +84,8 @@ def row_memory(config: Config, placement: Placement, server: int, *, first: bool
     """
     keys = KeyMemory(placement, server)
     if stored:
-        return keys.bytes_at(limit=not first)
+        uses = 0 if first else sum(part.rows for part in placement.keyed_parts_of(server))
+        return uses + keys.bytes_at(limit=not first)
     rows = (keys.first_of(part) if first else part.rows for part in placement.parts_of(server))
     return sum(rows) * config.rows.row_bytes + keys.bytes_at(limit=not first)
 
@@ -121,8 +122,8 @@ def mirror_memory(config: Config) -> dict[Role, float]:
 
 def hot_memory(config: Config, placement: Placement, server: int, roles: Sequence[Role]) -> list[slice]:
     """Which bytes of the rows of PS ``server`` stay in memory although they lie on a disk: HOT of what ranks of these
-    ``roles`` leave on this host, in memory and in the folder of the ranks' memory. Of keys each table has its share,
-    whose rows are chosen by use. None if ids are not counted.
+    ``roles`` leave on this host, in memory and in the folder of the ranks' memory. Where there are keys, their
+    tables alone have some, which are chosen by use. None if ids are not counted.
     """
     tables = occurrences(Path(config.data.folder), placement.cardinalities).tables if config.embedding.storage else ()
     if not (tables or (placement.keyed and config.embedding.storage)):
@@ -133,4 +134,5 @@ def hot_memory(config: Config, placement: Placement, server: int, roles: Sequenc
     if folder.is_dir():
         left.append(memory_folder.file_system(folder).free - holders * KeyMemory(placement, server).size)
     most = int(HOT * max(0.0, min(left)) / holders / config.rows.row_bytes)
-    return hot_bytes(config.rows, parts, hot_rows(tables, parts, most) if tables else shares(parts, most))
+    hot = hot_rows(tables, parts, most) if tables else shares(parts, placement.keyed, most)
+    return hot_bytes(config.rows, parts, hot)

@@ -8,7 +8,7 @@ import json
 import mmap
 import operator
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,10 +103,11 @@ def hot_rows(tables: Sequence[np.ndarray], parts: Sequence[Part], most: int) -> 
     return found
 
 
-def shares(parts: Sequence[Part], most: int) -> list[int]:
-    """How many rows each of a PS's ``parts`` has of ``most``, if each has the same share of its own."""
-    share = min(1.0, most / max(1, sum(part.rows for part in parts)))
-    return [int(share * part.rows) for part in parts]
+def shares(parts: Sequence[Part], keyed: Collection[int], most: int) -> list[int]:
+    """How many rows of each of a PS's ``parts`` are hot, ``most`` in all: the same share of each ``keyed`` table."""
+    rows = [part.rows if part.table in keyed else 0 for part in parts]
+    share = min(1.0, most / max(1, sum(rows)))
+    return [int(share * each) for each in rows]
 
 
 def hot_bytes(options: RowOptions, parts: Sequence[Part], hot: Sequence[int]) -> list[slice]:

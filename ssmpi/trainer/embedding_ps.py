@@ -51,6 +51,8 @@ def serve_embeddings(config: Config, world: World, start: Start = BEGINNING) -> 
     tracker = tracked(config, arena, scope, counts) if counts else None
     if saving and config.checkpoint.priority == "scar":
         tracker = scar(config, world, arena, scope, start)
+    if tracker:
+        arena.moved = tracker.moved
     applied = AppliedPushes(start.memory, world.embedding.size)
     start.memory.ready()
     world.start_heartbeat(config.waiting)

@@ -56,7 +56,7 @@ def data(tmp_path_factory):
 class Found:
     """The memory of a killed rank, as a new process finds it."""
 
-    kept, file = True, -1
+    kept, file, hot = True, -1, ()
 
     def __init__(self, values):
         self._values = values

@@ -12,7 +12,7 @@ from pathlib import Path
 def free_memory(root: Path = Path("/")) -> float:
     """Bytes that this process may still allocate: the least of what the machine and each of its control groups (the
     memory limit of a batch job) have left; infinite if none of them can be read. The page cache counts as free, in use
-    or not, as in ``MemAvailable``.
+    or not.
     """
     found = _of_machine(root, "MemAvailable:")
     for group, names in control_groups(root):

@@ -41,6 +41,17 @@ def size_of(hot: Sequence[slice]) -> int:
     return sum(some.stop - some.start for some in hot)
 
 
+def within(hot: Sequence[slice], some: slice) -> list[slice]:
+    """Where ``some`` bytes of an array lie in the file that has its ``hot`` ones, one after the other."""
+    found, offset = [], 0
+    for each in hot:
+        start, stop = max(each.start, some.start), min(each.stop, some.stop)
+        if start < stop:
+            found.append(slice(offset + start - each.start, offset + stop - each.start))
+        offset += each.stop - each.start
+    return found
+
+
 def map_over(memory: np.ndarray, over: Sequence[Overlay]) -> None:
     """Map other files at their places in mapped ``memory``, uint8. They stay mapped until it ends."""
     address = memory.ctypes.data

@@ -34,7 +34,7 @@ from ssmpi.runtime.files.log import log
 from ssmpi.runtime.host import memory_folder
 from ssmpi.runtime.host.memory_folder import MAGIC, NOTES, hold
 from ssmpi.runtime.mpi.huge_pages import collapse
-from ssmpi.runtime.mpi.overlay import Overlay, map_over, overlays, size_of
+from ssmpi.runtime.mpi.overlay import Overlay, map_over, overlays, size_of, within
 from ssmpi.runtime.mpi.shared_memory import (
     KEY,
     Memory,
@@ -52,7 +52,7 @@ from ssmpi.runtime.mpi.shared_memory import (
 HOT = "hot {}"  # the name of the bytes of an array that do not lie on disk with the others
 RETRY_SECONDS = 1.0  # until notes that found no room are written again
 LOCK_SECONDS = 5.0  # for the processes of the previous start to exit
-LAYOUT = 9  # raise it with every change of what lies in a file, or of ``RankNotes``
+LAYOUT = 10  # raise it with every change of what lies in a file, or of ``RankNotes``
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, what is missing, length and checksum of the table
 MISSING = struct.Struct("=I")  # a part of it, at this offset:
@@ -293,11 +293,12 @@ class MemoryFile:
             collapse(memory, [slice(0, size)] if first is None else first)
         return memory, address(self.file, offset, self._key, on_disk=self.on_disk, over=over)
 
-    def overlays(self, name: str, hot: Sequence[slice], *, growing: bool) -> list[Overlay]:
-        """Where the ``hot`` bytes of an array lie that another file has; nowhere if there is no room. Of a ``growing``
-        array they are promised, and there when they are touched.
+    def overlays(self, name: str, hot: Sequence[slice], first: Sequence[slice] | None) -> list[Overlay]:
+        """Where the ``hot`` bytes of an array lie that another file has; nowhere if there is no room. If it comes in
+        steps, ``first`` are its bytes that are there.
         """
-        if not hot or self.place(name, size_of(hot), () if growing else None) is None:
+        there = None if first is None else [part for some in first for part in within(hot, some)]
+        if not hot or self.place(name, size_of(hot), there) is None:
             return []
         return overlays(hot, self.file, self._table[name][0])
 
@@ -392,9 +393,8 @@ class _Part:
 
     def allocate(self, size: int, first: Sequence[slice] | None = None) -> np.ndarray:
         """As ``Memory``."""
-        over: Sequence[Overlay] = ()
-        if self._above:
-            over = self._above.overlays(HOT.format(self._name), self.hot, growing=first is not None)
+        over = self._above.overlays(HOT.format(self._name), self.hot, first) if self._above else []
+        self.hot = self.hot if over else ()
         placed = self._memory.place(self._name, size, first, over)
         if placed is None:
             self._own = own = ProcessMemory().part(self._name, shared=self._shared)
@@ -411,7 +411,9 @@ class _Part:
         """As ``Memory``."""
         if self._own:
             return self._own.extend(more)
-        why = self._memory.extend(self._name, more)
+        hot = ((self._above, part) for part in within(self.hot, more)) if self._above else ()
+        why = next(filter(None, (above.extend(HOT.format(self._name), part) for above, part in hot)), "")
+        why = why or self._memory.extend(self._name, more)
         if self._growing is not None and not why:
             collapse(self._growing, [more])
         return why

@@ -41,9 +41,9 @@ class CopyRoom:
         self.wanted = threading.Event()
 
     @property
-    def used(self) -> bool:
-        """Whether a copy was made: there is memory for the next."""
-        return bool(self._blocks)
+    def size(self) -> int:
+        """Bytes of the last copy: there is memory for another one."""
+        return sum(block.nbytes for block in self._blocks)
 
     def clear(self) -> None:
         """The copies of the last save are not needed any more."""
@@ -95,7 +95,7 @@ class ArenaWriter:
         if (arena := live()) is None:
             return  # the job has ended
         with self._prefaulting, contextlib.suppress(RoomWantedError):
-            if not self._room.used and self._has_room(arena):
+            if not self._room.size and self._has_room(arena):
                 for _, values, _ in arena.datasets():
                     self._room.prefault(values.shape, values.dtype)
 
@@ -107,7 +107,7 @@ class ArenaWriter:
         if background:
             self._room.wanted.set()
             with self._prefaulting:
-                if self._room.used or self._has_room(arena):
+                if self._has_room(arena):
                     self._room.clear()
                     copies = list(arena.datasets(self._room))
                     self._writing = start_background("save", written_in_background, path, copies)
@@ -118,12 +118,14 @@ class ArenaWriter:
         self._writing = writing if wait([writing], limit_seconds).done else given_up(path, limit_seconds)
 
     def _size(self, arena: Arena) -> int:
-        return arena.used * arena.options.row_bytes
+        return arena.used * (arena.options.row_bytes - arena.options.clock_bytes)
 
     def _has_room(self, arena: Arena) -> bool:
-        """Whether a copy fits in free memory; rows on disk, which use it too, need as much besides."""
-        times = 2 if arena.options.settings.storage else 1
-        return times * self._size(arena) * self._sharers <= free_memory() * MOST
+        """Whether a copy fits in that of the last one and in free memory; rows on disk, which use it too, need as much
+        besides.
+        """
+        times, more = 2 if arena.options.settings.storage else 1, self._size(arena) - self._room.size
+        return times * max(0, more) * self._sharers <= free_memory() * MOST
 
     def outcome(self) -> Outcome | None:
         """``file``, ``bytes`` and ``checksum``, or ``error``; None while it is being written."""

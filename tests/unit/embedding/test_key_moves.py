@@ -9,6 +9,7 @@ from test_keyed_table import AllThere
 
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import key_moves
+from ssmpi.embedding import table as table_module
 from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.key_kernels import END, OFTEN, RESERVED, SEEN, age, see
@@ -17,6 +18,7 @@ from ssmpi.embedding.keyed_table import Beginning, KeyedTable
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.shards import local_tables
 from ssmpi.embedding.table import Arena
+from ssmpi.embedding.trackers import SCAR, Tracking, scope_of
 from ssmpi.runtime.mpi.shared_memory import PrivateMemory, SharedMemory
 from ssmpi.state.stored_rows import hot_bytes
 
@@ -150,17 +152,86 @@ def test_no_row_moves_while_rows_are_saved(disk):
         table.resolve(
             np.arange(1, 1_000) if times == 0 else np.arange(900, 1_000), np.ones(999 - 899 * (times > 0), int)
         )
-    before = dict(places(arena))
+    before, told = dict(places(arena)), []
     with arena.still:
         arena.sweep(100)
     assert dict(places(arena)) == before
     assert (table.seen[table.in_use()] == 100).all()
-    told = []
-    arena.set_observer(lambda rows, times: told.extend(zip(rows.tolist(), times.tolist(), strict=True)))
+    arena.moved = lambda *rows: told.append(np.stack(rows, axis=1).tolist())
     arena.sweep(200)
     after = dict(places(arena))
     assert {key for key, row in after.items() if row < HOT} >= {(0, key) for key in range(900, 1_000)}
-    assert sorted(told) == sorted((row, 1) for key, row in after.items() if before[key] != row), "to be saved"
+    went = {before[key]: row for key, row in after.items() if before[key] != row}
+    assert went.items() <= dict(told[0]).items()
+    assert len(dict(told[0])) == len(set(dict(told[0]).values())) == len(told[0])
+
+
+def test_moves_end_in_time(disk, monkeypatch):
+    """What has moved is found."""
+    arena, now = arena_of(disk, DynamicOptions(keys=KEYS)), iter(range(100))
+    table = arena.keyed[0]
+    for keys in (np.arange(1, 1_400), *[np.arange(1_100, 1_400)] * 3):
+        table.resolve(keys, np.ones(len(keys), int))
+    monkeypatch.setattr(key_moves, "AT_A_TIME", 100)
+    monkeypatch.setattr(key_moves, "SECONDS", 2.5)
+    monkeypatch.setattr(table_module.time, "monotonic", lambda: next(now))
+    before = dict(places(arena))
+    arena.sweep(100)
+    after = dict(places(arena))
+    assert 0 < sum(before[key] != row for key, row in after.items()) <= 200
+    found = table.resolve(np.arange(1, 1_400), np.zeros(1_399, int))
+    assert table.keys[found].tolist() == list(range(1, 1_400))
+
+
+@pytest.mark.parametrize("kind", ["mfu", "ssu", "scar"])
+def test_what_is_to_be_saved_first_moves_too(disk, kind):
+    """The selection has the keys that it has without moves."""
+    selected = []
+    for moves in (False, True):
+        arena, generator = arena_of(disk, DynamicOptions(keys=KEYS)), np.random.default_rng(6)
+        scope, table, part = scope_of(arena.placement, 0), arena.keyed[1], arena.parts[1]
+        tracking = Tracking(kind, 0.1, seed=1)
+        tracker = tracking.over(scope, np.zeros(tracking.bytes_for(scope), "u1")) if tracking.counts else None
+        tracker = tracker or SCAR(scope, 0.1, arena.weights)
+        arena.moved = tracker.moved
+        for keys in (
+            np.arange(1, 1_400),
+            *(generator.choice(np.arange(1, 1_400), 300, replace=False) for _ in range(9)),
+        ):
+            rows = part.base + table.resolve(keys, np.ones(len(keys), int))
+            arena.weights[rows] += generator.normal(size=(len(rows), DIM)).astype("f4")
+            tracker.observe(rows.astype("i4"), np.ones(len(rows), "i4"))
+        if moves:
+            before = dict(places(arena))
+            arena.sweep(100)
+            assert sum(before[key] != row for key, row in places(arena)) > 200
+        of = {part.base + row: key for (number, key), row in places(arena) if number == 1}
+        selected.append({of[row] for row in tracker.select().rows.tolist() if row in of})
+    assert len(selected[0]) > 100
+    assert selected[0] == selected[1]
+
+
+def test_a_free_row_does_not_decay(disk):
+    """A kill may have left the clock of a row that moved away."""
+    arena = arena_of(disk, DynamicOptions(keys=KEYS), optimizer="sgd", table_decay=0.01)
+    arena.keyed[0].resolve(np.arange(1, 50), np.ones(49, int))
+    row = arena.parts[0].base + RESERVED + 20
+    arena.clocks[row], arena.keyed[0].keys[RESERVED + 20] = 7.0, 0
+    arena.begin_clocks()
+    assert not arena.clocks[row].any()
+
+
+def test_a_new_key_does_not_have_the_use_of_the_last_one():
+    seen, uses, keys = np.full(3, 50), np.full(3, 200, np.uint8), np.array([0, 0, 8])
+    assert age(keys, seen, uses, 500, 100) == 1
+    assert uses[2] == 0
+    values = np.zeros((20, 2), "f4"), np.zeros((20, 1), "f4")
+    table = table_over(np.zeros(KeyLayout(20, counted=False).size, np.uint8), values, 4, kept=False)
+    table.resolve(np.arange(1, 19), np.ones(18, int))
+    table.resolve(np.arange(19, 21), np.ones(2, int))
+    table.sweep(100)
+    assert table.counts.evicted > 0
+    assert (table.uses > 0).tolist() == (table.keys != 0).tolist()
 
 
 def test_use_counts_batches_up_to_some_and_fades():
