@@ -118,7 +118,7 @@ def test_a_cut_batch_outlives_the_cut_of_the_next(small_data, monkeypatch, batch
     reader = SplitReader(small_data, "train", 1700)
     buffer, before, found, places = reader.buffer(), None, 0, set()
     told, used, rows = [], [], max(1, 500 // batch_size) * batch_size
-    cutter = BatchCutter(buffer, batch_size, (lambda ids: told.extend(ids.tolist())) if ahead else None)
+    cutter = BatchCutter(buffer, batch_size, (lambda rows: told.extend(rows.ids.tolist())) if ahead else None)
     for number in (1, 0, 1):
         order = shuffled(1, 3, number, size=reader.blocks[number].rows)[3:]
         fresh, left = list(batches_in(order, reader.read(reader.blocks[number]), batch_size)), len(order)
