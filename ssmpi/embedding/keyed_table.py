@@ -7,7 +7,8 @@ at any moment leaves whole rows. Memory comes in steps (``keyed_memory``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -157,8 +158,25 @@ class KeyedTable:
             self._allocator.release(self._layout.of_sightings(slice(0, sightings)))
         self._released, self.no_memory = slots + sightings, ""
 
-    def moves(self) -> np.ndarray:
-        """Which rows move, as ``key_moves.planned``, so that those used most lie in memory; ``moved`` follows."""
+    def move_used(
+        self, values: tuple[np.ndarray, np.ndarray, np.ndarray], read: Callable[[np.ndarray], None], deadline: float
+    ) -> np.ndarray:
+        """Move rows that are used most to memory, with their ``values``: weights, state and clocks, until a time of the
+        monotonic clock. Which did, as ``key_moves.planned``. ``read`` is told rows int64 (n,) that are needed soon.
+        """
+        moves, done = self._moves(), 0
+        read(moves[: key_moves.AT_A_TIME, 0])
+        while done < max(1, len(moves)) and time.monotonic() < deadline:  # without any too, so that it is compiled
+            some, coming = (moves[k : k + key_moves.AT_A_TIME] for k in (done, done + key_moves.AT_A_TIME))
+            read(coming[:, 0])
+            key_moves.move(some, self.keys, self.seen, self.uses, *values)
+            done += key_moves.AT_A_TIME
+        if len(moves[:done]):
+            self._refill()
+        return moves[:done]
+
+    def _moves(self) -> np.ndarray:
+        """Which rows are to move, as ``key_moves.planned``."""
         head, stop = self.head, int(self.head[kernels.END])
         rising, sinking = key_moves.chosen(self.keys[:stop], self.uses, self._hot, key_moves.MOST)
         spare = key_moves.first_free(self.keys[: head[kernels.ROOM]], self._hot)
@@ -167,10 +185,6 @@ class KeyedTable:
                 return np.empty((0, 2), np.int64)
             head[kernels.END] = max(stop, spare + 1)
         return key_moves.planned(self.keys, rising, sinking, spare)
-
-    def moved(self) -> None:
-        """Rows have moved: their keys are found there."""
-        self._refill()
 
     def _refill(self) -> None:
         """Fill the map anew from the keys of the rows."""

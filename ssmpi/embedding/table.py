@@ -394,21 +394,16 @@ class Arena(RowArray):
             return
         deadline = time.monotonic() + key_moves.SECONDS
         for part in self.placement.keyed_parts_of(self.server):
-            table, rows, done = self.keyed[part.table], slice(part.base, part.base + part.rows), 0
-            moves, values = table.moves(), (self.weights[rows], self.state[rows], self.clocks[rows])
-            self._read_for(part, moves[: key_moves.AT_A_TIME])
-            while done < max(1, len(moves)) and time.monotonic() < deadline:
-                some, coming = (moves[k : k + key_moves.AT_A_TIME] for k in (done, done + key_moves.AT_A_TIME))
-                self._read_for(part, coming)
-                key_moves.move(some, table.keys, table.seen, table.uses, *values)
-                done += key_moves.AT_A_TIME
+            rows = slice(part.base, part.base + part.rows)
+            values = self.weights[rows], self.state[rows], self.clocks[rows]
+            read = partial(self._read_from, part.base)
+            moves = part.base + self.keyed[part.table].move_used(values, read, deadline)
             if len(moves):
-                table.moved()
-                self.moved(*(part.base + moves[:done]).T)
+                self.moved(*moves.T)
 
-    def _read_for(self, part: Part, moves: np.ndarray) -> None:
-        """Start to read the rows of a part that move."""
-        self.start_reading((part.base + moves[:, 0]).astype(np.int32))
+    def _read_from(self, base: int, rows: np.ndarray) -> None:
+        """As ``start_reading``, of rows int64 (n,) that are counted from a part's first."""
+        self.start_reading((base + rows).astype(np.int32))
 
     def check(self, rows: np.ndarray) -> None:
         """Raise DataError if a row number is not in this arena."""

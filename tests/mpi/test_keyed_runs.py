@@ -51,12 +51,12 @@ def test_real_ranks_train_by_key_as_threads_do_by_id_and_it_is_scored(tmp_path, 
 def test_rows_of_keys_on_disk_have_the_same_bits(tmp_path, disk, servers, monkeypatch):
     """With an eighth of each table in memory; at pauses those that are used most move there."""
     ids = make_dataset(tmp_path / "ids", 6_000, cardinalities=(900, 900, 20, 9, 50), features=FEW)
-    keys, moved, moves = make_keyed(tmp_path / "keys", ids, ("user", "item")), [], KeyedTable.moves
+    keys, moved, moves = make_keyed(tmp_path / "keys", ids, ("user", "item")), [], KeyedTable.move_used
     settings = (*STEPS, *DYNAMIC, "evaluate.per_pass=3", "embedding.dim=64", "model.bottom=[32,64]")
     monkeypatch.setattr(
         memory_needs, "shares", lambda parts, keyed, most: [min(most, part.rows // 8) for part in parts]
     )
-    monkeypatch.setattr(KeyedTable, "moves", lambda table: moved.append(moves(table)) or moved[-1])
+    monkeypatch.setattr(KeyedTable, "move_used", lambda *given: moved.append(moves(*given)) or moved[-1])
     stored = (f"topology.embedding_ps={servers}", f"embedding.storage={disk}")
     run = train_over_threads(tmp_path / "on-disk", keys, *settings, *stored)
     assert sum(map(len, moved)) > 50

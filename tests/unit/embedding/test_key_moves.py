@@ -8,8 +8,7 @@ from rows import row_options
 from test_keyed_table import AllThere
 
 from ssmpi.data.batch import Batch
-from ssmpi.embedding import key_moves
-from ssmpi.embedding import table as table_module
+from ssmpi.embedding import key_moves, keyed_table
 from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.dynamic_options import DynamicOptions
 from ssmpi.embedding.key_kernels import END, OFTEN, RESERVED, SEEN, age, see
@@ -124,7 +123,7 @@ def test_rows_used_most_move_and_a_kill_at_any_moment_leaves_them_whole(rows, ho
     rising, sinking = sorted(row for row, _ in pairs), sorted(row for _, row in pairs if table.keys[row])
     free = [row for _, row in pairs if not table.keys[row]]
     spare = free or room or not table.keys[hot:count].all()
-    moves = table.moves()
+    moves = table._moves()
     assert [row for row in moves[:, 0].tolist() if row >= hot] == (rising if spare else [])
     assert [row for row in moves[:, 0].tolist() if row < hot] == (sinking if spare else [])
     done = data.draw(st.integers(0, len(moves)))
@@ -174,13 +173,29 @@ def test_moves_end_in_time(disk, monkeypatch):
         table.resolve(keys, np.ones(len(keys), int))
     monkeypatch.setattr(key_moves, "AT_A_TIME", 100)
     monkeypatch.setattr(key_moves, "SECONDS", 2.5)
-    monkeypatch.setattr(table_module.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(keyed_table.time, "monotonic", lambda: next(now))
     before = dict(places(arena))
     arena.sweep(100)
     after = dict(places(arena))
     assert 0 < sum(before[key] != row for key, row in after.items()) <= 200
     found = table.resolve(np.arange(1, 1_400), np.zeros(1_399, int))
     assert table.keys[found].tolist() == list(range(1, 1_400))
+
+
+@pytest.mark.parametrize("kind", ["mfu", "ssu", "scar"])
+def test_a_pause_without_time_for_moves_changes_nothing(disk, monkeypatch, kind):
+    arena = arena_of(disk, DynamicOptions(keys=KEYS))
+    scope, tracking, table = scope_of(arena.placement, 0), Tracking(kind, 0.1, seed=1), arena.keyed[1]
+    tracker = tracking.over(scope, np.zeros(tracking.bytes_for(scope), "u1")) if tracking.counts else None
+    arena.moved = (tracker or SCAR(scope, 0.1, arena.weights)).moved
+    for keys in (np.arange(1, 1_400), *[np.arange(1_100, 1_400)] * 3):
+        rows = arena.parts[1].base + table.resolve(keys, np.ones(len(keys), int))
+        if tracker:
+            tracker.observe(rows.astype("i4"), np.ones(len(rows), "i4"))
+    monkeypatch.setattr(key_moves, "SECONDS", 0.0)
+    before = dict(places(arena))
+    arena.sweep(100)
+    assert dict(places(arena)) == before
 
 
 @pytest.mark.parametrize("kind", ["mfu", "ssu", "scar"])
