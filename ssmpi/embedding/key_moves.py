@@ -23,7 +23,7 @@ SECONDS = 10.0  # that a pause spends on moves: the rest comes at the next one
 @njit(cache=True, nogil=True)
 def chosen(keys: np.ndarray, uses: np.ndarray, hot: int, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Which rows int64 (n,) behind the ``hot`` first ones are used most, up to ``most``, and which n of these are used
-    least, free ones first. A row goes only for one that at least one more batch looked up, and that more than one did.
+    least, free ones first. A row gives way only to one that several batches looked up, and one more than itself.
     ``keys`` int64 and ``uses`` uint8 (rows,), which may be empty, so that none goes.
     """
     end = min(keys.size, uses.size)

@@ -280,7 +280,7 @@ class Arena(RowArray):
         if first and options.clock_bytes:
             first.append(options.bytes_of(slice(count, count + 1), count)[0])
         super().__init__(options, memory.allocate(options.bytes_for(count), first), count)
-        self.still = threading.Lock()  # held while rows must not move
+        self.move_lock = threading.Lock()  # held while rows move, or must not
         self.moved: Callable[[np.ndarray, np.ndarray], None] = lambda before, after: None  # told which rows did
         self.placement, self.server, self._seed = placement, server, seed
         self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
@@ -380,11 +380,11 @@ class Arena(RowArray):
         used most move to memory, and all catch up with the decay of their tables. Counts as ``KeyedTables.sweep``.
         """
         counts = self.keyed.sweep(samples)
-        if self.still.acquire(blocking=False):
+        if self.move_lock.acquire(blocking=False):
             try:
                 self._move()
             finally:
-                self.still.release()
+                self.move_lock.release()
         self.settle(samples)
         return counts
 

@@ -152,7 +152,7 @@ def test_no_row_moves_while_rows_are_saved(disk):
             np.arange(1, 1_000) if times == 0 else np.arange(900, 1_000), np.ones(999 - 899 * (times > 0), int)
         )
     before, told = dict(places(arena)), []
-    with arena.still:
+    with arena.move_lock:
         arena.sweep(100)
     assert dict(places(arena)) == before
     assert (table.seen[table.in_use()] == 100).all()

@@ -113,7 +113,7 @@ class RowSaver:
             self._store.checkpoint = self._server.checkpoint
             whole, self._whole = self._whole or not self._tracker, True
             self._remember()  # until they are written, the selected rows are not saved anywhere
-            with self._server.arena.still:
+            with self._server.arena.move_lock:
                 line = self._save_all(samples) if whole else self._save_some(samples)
         except _EndedError:
             return

@@ -515,7 +515,7 @@ def test_rows_stay_where_they_are_while_they_are_saved(tmp_path, monkeypatch, of
     saving, write, held = Saving(tmp_path), getattr(RowStore, of), []
 
     def watched(store, *arguments):
-        held.append(saving.arena.still.locked())
+        held.append(saving.arena.move_lock.locked())
         return write(store, *arguments)
 
     monkeypatch.setattr(RowStore, of, watched)
@@ -523,4 +523,4 @@ def test_rows_stay_where_they_are_while_they_are_saved(tmp_path, monkeypatch, of
     saving.use(1)
     saving.save()
     assert held == [True]
-    assert not saving.arena.still.locked()
+    assert not saving.arena.move_lock.locked()
